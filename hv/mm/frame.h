@@ -1,0 +1,58 @@
+/*
+ * The frame table: who owns each frame of machine memory. It is the truth about ownership; an
+ * allocator plugin only proposes.
+ *
+ * All of it is zero at the start and zero means free: an untouched table is a valid one, so a heap
+ * of any size starts without writing here. Four sparse arrays:
+ *
+ *   rec[frame]      16 bytes; written for the *head* of an allocated block only. Zero: free, or
+ *                   inside a larger block.
+ *   used[frame]     one bit: allocated. Not kept for blocks of 2 MiB and more.
+ *   fill[2 MiB]     how many frames of the 2 MiB block are in use; FILL_WHOLE when it belongs to
+ *                   one block of order >= 9. With `used` it makes every hand-out checkable in a few
+ *                   instructions: a block that the allocator gives twice is refused.
+ *   dirty[frame]    one bit: free (or allocated without zeroing) and not yet scrubbed. Being per
+ *                   frame it survives split and merge of blocks.
+ */
+#ifndef MAYFLY_MM_FRAME_H
+#define MAYFLY_MM_FRAME_H
+
+#include "hv/mm/env.h"
+
+enum frame_state {
+    FRAME_FREE = 0,
+    FRAME_USED = 1,
+    FRAME_RETIRED = 2, /* no longer mapped, a vCPU may still hold a translation */
+    FRAME_OFFLINE = 3, /* taken out of use */
+};
+
+enum frame_type {
+    FRAME_T_NONE = 0,
+    FRAME_T_RAM = 1,   /* of a guest */
+    FRAME_T_TABLE = 2, /* second-stage table */
+    FRAME_T_CORE = 3,  /* of the core itself */
+};
+
+#define OWNER_NONE   0u
+#define OWNER_CORE   1u
+#define OWNER_VM(id) ((uint32_t)(id) + 16u) /* owners of VMs */
+
+struct frame {
+    uint32_t owner;
+    uint8_t order;
+    uint8_t type;  /* enum frame_type */
+    uint8_t state; /* enum frame_state */
+    uint8_t level; /* of a table: 1 to 4 */
+    union {
+        uint64_t gfn;  /* RAM: the first guest frame it backs */
+        uint64_t next; /* RETIRED: mfn + 1 of the next in the queue, 0 at the end */
+        struct {
+            uint32_t count; /* TABLE: entries in use */
+            uint32_t root;  /* index of the root it hangs below */
+        } table;
+    } u;
+};
+
+_Static_assert(sizeof(struct frame) == 16, "a frame record is 16 bytes");
+
+#endif

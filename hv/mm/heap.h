@@ -1,0 +1,103 @@
+/*
+ * The page heap: front end of the machine memory. Ownership is checked here, on every call, in the
+ * frame table; which free block is given is the allocator plugin's choice.
+ *
+ * Thread safe. Frames handed out never hold another owner's data: a dirty frame is scrubbed before
+ * it is given (or in the background before that, heap_scrub_step).
+ */
+#ifndef MAYFLY_MM_HEAP_H
+#define MAYFLY_MM_HEAP_H
+
+#include "hv/mm/frame.h"
+#include "hv/mm/lock.h"
+#include "proto/plugin.h"
+
+struct heap; /* opaque to users; the definition is in heap_impl.h for hv/mm and its unit tests */
+
+struct heap_info {
+    uint64_t frames, free, cached, dirty;
+    uint64_t used_ram, used_table, used_core, retired;
+    uint64_t free_blocks[ORDER_MAX + 1];
+    uint64_t refused_double, refused_order, refused_owner, refused_plugin;
+    uint64_t init_ns, swaps, swap_pause_ns, meta_bytes;
+    int largest_free_order;
+    char allocator[MF_NAME_MAX];
+};
+
+struct heap_audit {
+    uint64_t next; /* where the walk goes on; 0 at the start */
+    uint64_t frames, free, used_ram, used_table, used_core, retired;
+    uint64_t overlaps, bad_records, listed_free, listed_in_use, lost;
+    bool stable; /* nothing changed the heap during the walk: the totals are one moment's */
+};
+
+struct heap_swap_report {
+    uint64_t pause_ns, total_ns, free_frames, ranges;
+    char from[MF_NAME_MAX], to[MF_NAME_MAX];
+};
+
+/*
+ * Makes a heap over `arena`, all of it free, without an allocator: until heap_select every
+ * allocation answers MF_E_NO_ALLOCATOR. `env` and `arena` must outlive the heap. `cpus` at least 1.
+ * NULL and *st = MF_E_NO_MEMORY when the metadata cannot be reserved.
+ */
+struct heap *heap_create(const struct mm_env *env, const struct mm_arena *arena, unsigned cpus,
+                         enum mf_status *st);
+/* Takes NULL. The memory in use stays in the arena; nothing of it is looked at. */
+void heap_destroy(struct heap *h);
+
+/*
+ * Makes `ops` the allocator: the first one gets all free frames (init_ns is this), a later one
+ * takes over from its predecessor while frames are allocated. A transaction: on any failure the
+ * former one goes on and *why (static string, may be NULL) says what failed. `name` is copied.
+ */
+enum mf_status heap_select(struct heap *h, const char *name, const struct mf_allocator_ops *ops,
+                           struct heap_swap_report *report, const char **why);
+/* True when `ops` is in use. */
+bool heap_uses(struct heap *h, const struct mf_allocator_ops *ops);
+
+/*
+ * Quota: at most `frames` frames for `owner`; heap_owner_end forgets the owner and returns how many
+ * frames it still held (0 in a correct program). Unknown owners have no limit.
+ */
+enum mf_status heap_owner_begin(struct heap *h, uint32_t owner, uint64_t frames);
+uint64_t heap_owner_end(struct heap *h, uint32_t owner);
+
+#define HEAP_ZERO 0x1u /* the block must read as zero. Without it: only scrubbed of other owners   \
+                        */
+
+/*
+ * Takes one block of 2^order frames, order at most ORDER_MAX, aligned, for `owner`, typed.
+ * Errors: MF_E_RANGE (order, type, flags), MF_E_NO_MEMORY, MF_E_QUOTA, MF_E_NO_ALLOCATOR,
+ * MF_E_PLUGIN (the allocator gave a block that is not free: refused and counted).
+ * `cpu` is a hint, any value.
+ */
+enum mf_status heap_alloc(struct heap *h, unsigned cpu, unsigned order, uint32_t owner,
+                          enum frame_type type, unsigned flags, mfn_t *out);
+/*
+ * Gives a block back. Refused, counted and logged, with nothing changed: MF_E_RANGE,
+ * MF_E_DOUBLE_FREE, MF_E_WRONG_ORDER, MF_E_WRONG_OWNER.
+ * Frames of type RAM and TABLE become dirty.
+ */
+enum mf_status heap_free(struct heap *h, unsigned cpu, mfn_t m, unsigned order, uint32_t owner);
+
+/* The record of frame `m`, NULL outside the arena. Its union is the owner's to use. */
+struct frame *heap_frame(struct heap *h, mfn_t m);
+const struct mm_arena *heap_arena(const struct heap *h);
+const struct mm_env *heap_env(const struct heap *h);
+
+static inline void *heap_ptr(const struct heap *h, mfn_t m)
+{
+    return arena_ptr(heap_arena(h), m);
+}
+
+/* Scrubs at most `budget` dirty free frames; MF_AGAIN while some are left. */
+enum mf_status heap_scrub_step(struct heap *h, uint64_t budget);
+void heap_get_info(struct heap *h, struct heap_info *out);
+/*
+ * Walks at most `budget` frames of the table from a->next on and adds to *a; MF_AGAIN until the end
+ * is reached, where what the allocator lists is compared with the table.
+ */
+enum mf_status heap_audit_step(struct heap *h, struct heap_audit *a, uint64_t budget);
+
+#endif

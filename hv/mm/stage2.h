@@ -1,0 +1,147 @@
+/*
+ * Second stage: guest frame -> machine frame, in AMD nested-page-table (x86-64 long mode) format,
+ * four levels, leaves of 4 KiB, 2 MiB and 1 GiB. The only truth about where a guest frame is, for
+ * every engine.
+ *
+ * One lock per stage2. Mapping is prepare (may fail; allocates tables) then commit (cannot fail).
+ *
+ * Translations outlive an entry: an engine caches them. Rules:
+ *   - each vCPU has a `struct s2_viewer`. It calls s2_viewer_enter before it uses translations and
+ *     s2_viewer_leave when it holds none any more (leaves guest mode, halts).
+ *   - while inside it looks at s2_viewer_stale from time to time (each block, each exit): when true
+ *     it drops every cached translation, then calls s2_viewer_ack.
+ *   - a frame whose entry was cleared is retired with the epoch of the clearing and goes to the
+ * heap when every viewer is either outside or has acknowledged that epoch (stage2_reap).
+ *   - s2_viewer_enter returns true when the epoch moved since the viewer was last inside: drop all.
+ */
+#ifndef MAYFLY_MM_STAGE2_H
+#define MAYFLY_MM_STAGE2_H
+
+#include <stdatomic.h>
+
+#include "hv/mm/heap.h"
+
+#define S2_LEVELS      4u
+#define S2_GFN_BITS    36u
+#define S2_GFN_END     (UINT64_C(1) << S2_GFN_BITS)
+#define S2_ROOTS_MAX   4u
+#define S2_REGIONS_MAX 4u
+#define S2_VIEWERS_MAX 64u
+
+#define S2_READ  0x1u
+#define S2_WRITE 0x2u
+#define S2_EXEC  0x4u
+
+struct stage2; /* definition in stage2_impl.h, for hv/mm and its unit tests */
+
+struct s2_viewer {
+    _Atomic uint64_t seen; /* epoch acknowledged */
+    _Atomic uint32_t inside;
+    struct stage2 *s2;
+};
+
+/* RAM: guest frames that are backed on demand. */
+struct s2_region {
+    gfn_t first;
+    uint64_t frames;
+};
+
+struct s2_config {
+    uint32_t owner;      /* of all frames and tables */
+    unsigned roots;      /* 1 to S2_ROOTS_MAX; KVM-like VMs have 2 */
+    bool track;          /* keep the used-entry bitmaps from the start */
+    unsigned nr_regions; /* disjoint, ascending, inside S2_GFN_END, else MF_E_RANGE */
+    struct s2_region regions[S2_REGIONS_MAX];
+    /* Highest order that a demand fault may use when range and alignment allow: 0, 9. */
+    unsigned fault_order;
+};
+
+struct s2_leaf {
+    mfn_t mfn;       /* of the guest frame asked for */
+    unsigned order;  /* of the leaf: 0, 9, 18 */
+    unsigned access; /* S2_* allowed */
+};
+
+struct s2_info {
+    uint64_t frames_ram, frames_table, faults, epoch, retired;
+    uint64_t leaves[3]; /* 4 KiB, 2 MiB, 1 GiB */
+};
+
+/* Errors: MF_E_RANGE, MF_E_NO_MEMORY, MF_E_NO_ALLOCATOR, MF_E_QUOTA; then nothing is left. */
+enum mf_status stage2_create(struct heap *h, const struct s2_config *c, struct stage2 **out);
+/*
+ * Frees the roots and the object. MF_E_STATE while entries, retired frames or viewers inside are
+ * left: tear down first. Takes NULL.
+ */
+enum mf_status stage2_destroy(struct stage2 *s2);
+
+enum mf_status s2_viewer_add(struct stage2 *s2, struct s2_viewer *v);
+void s2_viewer_remove(struct s2_viewer *v);
+bool s2_viewer_enter(struct s2_viewer *v);
+void s2_viewer_leave(struct s2_viewer *v);
+bool s2_viewer_stale(const struct s2_viewer *v);
+void s2_viewer_ack(struct s2_viewer *v);
+
+/*
+ * Prepared mapping of 2^order guest frames at g (aligned, order 0, 9 or 18) to m. Reserves the
+ * tables on the way; holds no lock between prepare and commit. Abandon what is not committed.
+ * MF_E_EXISTS: something is mapped there. MF_E_STATE: the VM is dying (stage2_close).
+ */
+struct s2_map {
+    struct stage2 *s2;
+    unsigned root, order, access;
+    gfn_t g;
+    mfn_t m;
+    unsigned spare_count;
+    mfn_t spare[S2_LEVELS];
+};
+enum mf_status stage2_map_prepare(struct stage2 *s2, unsigned root, gfn_t g, mfn_t m,
+                                  unsigned order, unsigned access, struct s2_map *map);
+/* MF_OK, or MF_E_EXISTS when a racing map was faster (then nothing changed, spares are freed). */
+enum mf_status stage2_map_commit(struct s2_map *map);
+void stage2_map_abandon(struct s2_map *map);
+
+/*
+ * Where guest frame g is, without populating. MF_E_NOT_FOUND: no mapping. Sets accessed, and dirty
+ * when `access` has S2_WRITE. MF_E_PERM: mapped, but not for this access.
+ */
+enum mf_status stage2_lookup(struct stage2 *s2, unsigned root, gfn_t g, unsigned access,
+                             struct s2_leaf *out);
+/*
+ * The same, but a gfn inside a region without a mapping gets a zeroed frame. MF_E_RANGE: outside
+ * every region. MF_E_NO_MEMORY, MF_E_QUOTA, MF_E_STATE (closed).
+ */
+enum mf_status stage2_fault(struct stage2 *s2, unsigned root, gfn_t g, unsigned access,
+                            struct s2_leaf *out);
+
+/*
+ * Copy between guest memory (root 0) and the caller's, populating inside regions; for boot code,
+ * devices and guest hypercalls. All or nothing with respect to range: MF_E_RANGE before any byte is
+ * copied when a part lies outside RAM. A viewer need not be inside: the lock is held per frame.
+ */
+enum mf_status stage2_write(struct stage2 *s2, gpa_t a, const void *src, uint64_t n);
+enum mf_status stage2_read(struct stage2 *s2, gpa_t a, void *dst, uint64_t n);
+enum mf_status stage2_fill(struct stage2 *s2, gpa_t a, uint8_t byte, uint64_t n);
+/* MF_OK when [a, a + n) is inside regions; overflow checked; n = 0 is fine anywhere in RAM. */
+enum mf_status stage2_check(const struct stage2 *s2, gpa_t a, uint64_t n);
+
+/* From here on maps and faults answer MF_E_STATE. Idempotent. */
+void stage2_close(struct stage2 *s2);
+/* Opens again after a full teardown (guest reset). MF_E_STATE when entries are left. */
+enum mf_status stage2_reopen(struct stage2 *s2);
+
+/* Returns retired frames whose epoch is acknowledged, at most `budget`; MF_AGAIN: more are ready,
+ * MF_BLOCKED: some wait for a viewer, MF_OK: none retired. */
+enum mf_status stage2_reap(struct stage2 *s2, uint64_t budget);
+
+/* Turns the used-entry bitmaps on, in bounded steps while the VM runs; MF_AGAIN until done. */
+enum mf_status stage2_track_step(struct stage2 *s2, uint64_t budget);
+void stage2_untrack(struct stage2 *s2);
+
+void stage2_get_info(struct stage2 *s2, struct s2_info *out);
+unsigned stage2_roots(const struct stage2 *s2);
+/* The table of a root, for engines that walk themselves and for tests. */
+const volatile uint64_t *stage2_root(const struct stage2 *s2, unsigned root);
+struct heap *stage2_heap(const struct stage2 *s2);
+
+#endif
