@@ -3,10 +3,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <curl/curl.h>
 
 #include "cli/hvctl.h"
+
+#define CONNECT_TRIES    1000u
+#define CONNECT_PAUSE_MS 5
 
 struct json_object *member(struct json_object *o, const char *key)
 {
@@ -14,6 +18,11 @@ struct json_object *member(struct json_object *o, const char *key)
     if (json_object_is_type(o, json_type_object))
         json_object_object_get_ex(o, key, &v);
     return v;
+}
+
+size_t array_length(struct json_object *a)
+{
+    return json_object_is_type(a, json_type_array) ? json_object_array_length(a) : 0;
 }
 
 const char *member_text(struct json_object *o, const char *key)
@@ -124,18 +133,30 @@ static enum cli_exit find_socket(struct cli *cli)
     return CLI_UNAVAILABLE;
 }
 
-/* Sends it, and once more when that had to start the daemon first. */
+/*
+ * Sends it, and again when that had to start the daemon first, or when the daemon's queue of
+ * connections was full.
+ */
 static enum cli_exit perform(struct cli *cli, const struct http_request *q,
                              enum http_result *result)
 {
     enum cli_exit code = find_socket(cli);
+    const struct timespec pause = {.tv_nsec = CONNECT_PAUSE_MS * 1000000L};
+    bool started = false;
     if (code)
         return code;
     *result = http_perform(&cli->http, q, &cli->reply);
-    if (*result == HTTP_NO_DAEMON && cli->may_start) {
-        code = daemon_start(cli->http.socket);
-        if (code)
-            return code;
+    for (unsigned i = 0; i < CONNECT_TRIES && *result == HTTP_NO_DAEMON; i++) {
+        if (i)
+            nanosleep(&pause, NULL);
+        if (!daemon_answers(cli->http.socket)) {
+            if (!cli->may_start || started)
+                break;
+            started = true;
+            code = daemon_start(cli->http.socket);
+            if (code)
+                return code;
+        }
         *result = http_perform(&cli->http, q, &cli->reply);
     }
     return CLI_OK;

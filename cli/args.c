@@ -8,30 +8,45 @@
 
 #include "cli/hvctl.h"
 
+/* One line on stderr; what came from elsewhere in it must not steer the terminal. */
+static void print_line(const char *prefix, const char *fmt, va_list ap)
+{
+    char *text;
+    fflush(stdout);
+    if (vasprintf(&text, fmt, ap) < 0)
+        return;
+    clean_text(text);
+    fprintf(stderr, "%s%s\n", prefix, text);
+    free(text);
+}
+
 void cli_error(const char *fmt, ...)
 {
     va_list ap;
-    fflush(stdout);
-    fputs("hvctl: ", stderr);
     va_start(ap, fmt);
-    vfprintf(stderr, fmt, ap);
+    print_line("hvctl: ", fmt, ap);
     va_end(ap);
-    fputc('\n', stderr);
+}
+
+void cli_note(const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    print_line("", fmt, ap);
+    va_end(ap);
 }
 
 enum cli_exit cli_usage(const struct cli *cli, const char *fmt, ...)
 {
     va_list ap;
-    fflush(stdout);
-    fputs("hvctl: ", stderr);
     va_start(ap, fmt);
-    vfprintf(stderr, fmt, ap);
+    print_line("hvctl: ", fmt, ap);
     va_end(ap);
     if (cli->command)
-        fprintf(stderr, "\nusage: hvctl %s %s\nSee `hvctl help %s`.\n", cli->command->name,
+        fprintf(stderr, "usage: hvctl %s %s\nSee `hvctl help %s`.\n", cli->command->name,
                 cli->command->args, cli->command->name);
     else
-        fputs("\nSee `hvctl help`.\n", stderr);
+        fputs("See `hvctl help`.\n", stderr);
     return CLI_USAGE;
 }
 

@@ -165,7 +165,7 @@ static enum cli_exit bench_rows(struct cli *cli, struct json_object *body, uint6
     }
     code = api_call(cli, "GET", "/v1/strategies", NULL, &answer);
     list = member(answer, "strategies");
-    for (size_t i = 0; !code && list && i < json_object_array_length(list); i++) {
+    for (size_t i = 0; !code && i < array_length(list); i++) {
         struct json_object *s = json_object_array_get_idx(list, i);
         if (strcmp(member_text(s, "kind"), "teardown") != 0)
             continue;
@@ -209,7 +209,7 @@ static void print_rows(struct json_object *rows)
     struct table t;
     char unit[UNIT_SIZE];
     table_init(&t, heads, 10);
-    for (size_t i = 0; i < json_object_array_length(rows); i++) {
+    for (size_t i = 0; i < array_length(rows); i++) {
         struct json_object *row = json_object_array_get_idx(rows, i);
         table_cell(&t, "%s", member_text(row, "strategy"));
         table_cell(&t, "%s", unit_count(member_u64(row, "n"), unit));

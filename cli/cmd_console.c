@@ -159,9 +159,15 @@ static void attach_fini(struct attach *a)
     free(a->in_path);
 }
 
+/*
+ * Takes what stdin has behind what still waits. A terminal is read even when nothing more fits,
+ * or nobody could leave a guest that does not listen; what does not fit is dropped.
+ */
 static void read_input(struct attach *a, bool terminal)
 {
-    ssize_t n = read(STDIN_FILENO, a->input + a->nr_input, INPUT_MAX - a->nr_input);
+    char bytes[INPUT_MAX];
+    size_t room = INPUT_MAX - a->nr_input, take;
+    ssize_t n = read(STDIN_FILENO, bytes, terminal ? sizeof bytes : room);
     char *key;
     if (n < 0 && (errno == EINTR || errno == EAGAIN))
         return;
@@ -170,13 +176,14 @@ static void read_input(struct attach *a, bool terminal)
         a->detached = terminal; /* the terminal is gone */
         return;
     }
-    key = terminal ? memchr(a->input + a->nr_input, DETACH_KEY, (size_t)n) : NULL;
-    if (key) {
-        a->input_ended = true;
-        a->detached = true;
-        n = key - (a->input + a->nr_input);
-    }
-    a->nr_input += (size_t)n;
+    key = terminal ? memchr(bytes, DETACH_KEY, (size_t)n) : NULL;
+    if (key)
+        a->input_ended = a->detached = true;
+    take = key ? (size_t)(key - bytes) : (size_t)n;
+    if (take > room)
+        take = room;
+    memcpy(a->input + a->nr_input, bytes, take);
+    a->nr_input += take;
 }
 
 static void send_input(struct attach *a)
@@ -232,7 +239,7 @@ static void collect(struct attach *a)
     }
 }
 
-/* Bytes that the daemon took before ^] are sent; then it is over. */
+/* What was typed before ^] still goes out, if the guest takes it; then it is over. */
 static bool attach_over(const struct attach *a)
 {
     if (a->out_done || a->failure || signal_caught)
@@ -242,24 +249,26 @@ static bool attach_over(const struct attach *a)
 
 static void attach_loop(struct attach *a, bool terminal)
 {
-    while (!attach_over(a)) {
+    for (;;) {
         struct curl_waitfd in = {.fd = STDIN_FILENO, .events = CURL_WAIT_POLLIN};
-        bool wants = !a->input_ended && a->nr_input < INPUT_MAX && !a->in_handle && !a->stuck;
+        bool wants = !a->input_ended && (terminal || a->nr_input < INPUT_MAX);
         int running;
         if (curl_multi_perform(a->multi, &running) != CURLM_OK)
             return;
         collect(a);
         if (attach_over(a))
             return;
-        if (curl_multi_poll(a->multi, &in, wants ? 1 : 0, a->stuck ? RETRY_MS : LISTEN_MS, NULL) !=
+        if (a->nr_input && !a->in_handle && !a->stuck) {
+            send_input(a);
+            continue;
+        }
+        if (curl_multi_poll(a->multi, &in, wants, a->stuck ? RETRY_MS : LISTEN_MS, NULL) !=
             CURLM_OK)
             return;
+        if (!a->detached)
+            a->stuck = false;
         if (wants && in.revents)
             read_input(a, terminal);
-        if (a->nr_input && !a->in_handle) {
-            a->stuck = false;
-            send_input(a);
-        }
     }
 }
 
@@ -291,8 +300,8 @@ static enum cli_exit attach_end(struct attach *a, const char *vm)
         free(path);
         if (!code) {
             struct json_object *end = member(o, "end");
-            fprintf(stderr, "%s is %s%s%s\n", vm, member_text(o, "state"), end ? ": " : "",
-                    end ? member_text(end, "text") : "");
+            cli_note("%s is %s%s%s", vm, member_text(o, "state"), end ? ": " : "",
+                     end ? member_text(end, "text") : "");
         }
         json_object_put(o);
     }
@@ -321,7 +330,7 @@ enum cli_exit console_attach(struct cli *cli, const char *vm, uint64_t offset)
     }
     catch_signals();
     if (terminal) {
-        fprintf(stderr, "Attached to %s; ^] leaves.\n", vm);
+        cli_note("Attached to %s; ^] leaves.", vm);
         if (!terminal_make_raw()) {
             cli_error("cannot set the terminal up: %s", strerror(errno));
             code = CLI_INTERNAL;

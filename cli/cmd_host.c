@@ -126,12 +126,12 @@ static enum cli_exit strategy_list(struct cli *cli)
     }
     list = member(answer, "strategies");
     table_init(&t, heads, 6);
-    for (size_t i = 0; i < json_object_array_length(list); i++)
+    for (size_t i = 0; i < array_length(list); i++)
         strategy_row(&t, json_object_array_get_idx(list, i));
     table_print(&t);
     table_fini(&t);
     refused = member(answer, "refused");
-    for (size_t i = 0; refused && i < json_object_array_length(refused); i++) {
+    for (size_t i = 0; i < array_length(refused); i++) {
         struct json_object *r = json_object_array_get_idx(refused, i);
         fputs("not loaded: ", stdout);
         print_clean(member_text(r, "path"));
@@ -290,7 +290,7 @@ static void print_heap(struct json_object *h)
                 unit_ns(member_u64(h, "swap_pause_ns"), b));
     print_field("its own memory", "%s", unit_bytes(member_u64(h, "meta_bytes"), a));
     fputs("\nfree blocks\n", stdout);
-    for (size_t i = 0; blocks && i < json_object_array_length(blocks) && i < 52; i++) {
+    for (size_t i = 0; i < array_length(blocks) && i < 52; i++) {
         uint64_t n = json_object_get_uint64(json_object_array_get_idx(blocks, i));
         if (n)
             printf("%10s  %s\n", unit_bytes(UINT64_C(4096) << i, a), unit_count(n, b));

@@ -56,14 +56,13 @@ static void print_end(struct json_object *result)
     struct json_object *end = member(result, "end"), *r = member(result, "report");
     const char *text = member_text(end, "text"), *detail = member_text(r, "detail");
     char run[UNIT_SIZE], unreachable[UNIT_SIZE], returned[UNIT_SIZE], wall[UNIT_SIZE];
-    fprintf(stderr, "%s: %s", member_text(end, "reason"), *text ? text : "ended");
-    if (*detail && !strstr(text, detail))
-        fprintf(stderr, " (%s)", detail);
-    fprintf(stderr, "; ran %s, unreachable %s, memory back %s after its end, %s in all\n",
-            unit_ns(member_u64(r, "run_ns"), run),
-            unit_ns(member_u64(r, "unreachable_ns"), unreachable),
-            unit_ns(member_u64(r, "returned_ns"), returned),
-            unit_ns(member_u64(result, "wall_ns"), wall));
+    bool more = *detail && !strstr(text, detail);
+    cli_note("%s: %s%s%s%s; ran %s, unreachable %s, memory back %s after its end, %s in all",
+             member_text(end, "reason"), *text ? text : "ended", more ? " (" : "",
+             more ? detail : "", more ? ")" : "", unit_ns(member_u64(r, "run_ns"), run),
+             unit_ns(member_u64(r, "unreachable_ns"), unreachable),
+             unit_ns(member_u64(r, "returned_ns"), returned),
+             unit_ns(member_u64(result, "wall_ns"), wall));
 }
 
 static void print_report(struct json_object *r)
@@ -140,7 +139,7 @@ static enum cli_exit compare_all(struct cli *cli, struct json_object *body,
                                  struct table *t)
 {
     enum cli_exit worst = CLI_OK;
-    for (size_t i = 0; i < json_object_array_length(list); i++) {
+    for (size_t i = 0; i < array_length(list); i++) {
         struct json_object *s = json_object_array_get_idx(list, i), *result = NULL;
         const char *name = member_text(s, "name");
         enum cli_exit code;
@@ -174,11 +173,11 @@ static enum cli_exit compare(struct cli *cli, struct json_object *body)
     table_init(&t, heads, 6);
     if (!code)
         code = compare_all(cli, body, member(list, "strategies"), all, &t);
-    if (!code && json_object_array_length(all) == 0) {
+    if (!code && array_length(all) == 0) {
         cli_error("no teardown strategy is loaded; see `hvctl strategy list`");
         code = CLI_UNAVAILABLE;
     }
-    if (json_object_array_length(all) > 0) {
+    if (array_length(all) > 0) {
         if (cli->json)
             puts(json_object_to_json_string_ext(runs, JSON_C_TO_STRING_PLAIN));
         else

@@ -179,7 +179,7 @@ enum cli_exit cmd_list(struct cli *cli)
         return code;
     vms = member(answer, "vms");
     table_init(&t, heads, 8);
-    for (size_t i = 0; i < json_object_array_length(vms); i++) {
+    for (size_t i = 0; i < array_length(vms); i++) {
         struct json_object *vm = json_object_array_get_idx(vms, i);
         if (state && strcmp(member_text(vm, "state"), state) != 0)
             continue;
@@ -237,7 +237,7 @@ static enum cli_exit stats_all(struct cli *cli, struct table *t)
     if (code)
         return code;
     vms = member(answer, "vms");
-    for (size_t i = 0; i < json_object_array_length(vms); i++) {
+    for (size_t i = 0; i < array_length(vms); i++) {
         struct json_object *vm = json_object_array_get_idx(vms, i);
         stats_row(t, member_text(vm, "name"), member(vm, "stats"));
     }

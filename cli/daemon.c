@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -115,13 +116,15 @@ bool guest_path(const char *file, char *path, size_t size)
     return false;
 }
 
-static bool answers(const char *socket_path)
+bool daemon_answers(const char *socket_path)
 {
     struct sockaddr_un addr = {.sun_family = AF_UNIX};
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    struct timeval limit = {.tv_sec = 10};
     bool good;
     if (fd < 0)
         return false;
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
     snprintf(addr.sun_path, sizeof addr.sun_path, "%s", socket_path);
     good = connect(fd, (const struct sockaddr *)&addr, sizeof addr) == 0;
     close(fd);
@@ -203,7 +206,7 @@ static void last_words(const char *log)
     text[n] = '\0';
     line = strrchr(text, '\n');
     if (n)
-        fprintf(stderr, "its last words: %s\n", line ? line + 1 : text);
+        cli_note("its last words: %s", line ? line + 1 : text);
 }
 
 static enum cli_exit wait_ready(pid_t pid, const char *socket_path, const char *log)
@@ -211,7 +214,7 @@ static enum cli_exit wait_ready(pid_t pid, const char *socket_path, const char *
     uint64_t end = now_ms() + START_WAIT_MS;
     bool gone = false;
     int status = 0;
-    while (!answers(socket_path)) {
+    while (!daemon_answers(socket_path)) {
         struct timespec step = {0, START_STEP_MS * 1000000L};
         uint64_t now = now_ms();
         if (!gone && waitpid(pid, &status, WNOHANG) == pid) {

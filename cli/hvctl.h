@@ -82,6 +82,8 @@ bool parse_duration_ms(const char *text, uint64_t *ms);
 enum cli_exit cli_usage(const struct cli *cli, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
 void cli_error(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+/* A line on stderr that is no error. */
+void cli_note(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
 /* ---- commands.c */
 
@@ -97,6 +99,8 @@ enum cli_exit cmd_completion(struct cli *cli);
 bool daemon_runtime_dir(char *path, size_t size);
 /* Starts hvd and waits until its socket answers, for a bounded time. */
 enum cli_exit daemon_start(const char *socket_path);
+/* Whether somebody listens there; waits while the queue of connections is full. */
+bool daemon_answers(const char *socket_path);
 /* Path of one of our guests. False after a message when it is nowhere. */
 bool guest_path(const char *file, char *path, size_t size);
 
@@ -130,6 +134,8 @@ const char *member_text(struct json_object *o, const char *key);
 uint64_t member_u64(struct json_object *o, const char *key);
 bool member_bool(struct json_object *o, const char *key);
 struct json_object *member(struct json_object *o, const char *key);
+/* Length of an array, 0 for anything else. */
+size_t array_length(struct json_object *a);
 
 /* ---- print.c */
 
@@ -154,6 +160,8 @@ void table_print(struct table *t);
 const char *unit_ns(uint64_t ns, char *out);
 const char *unit_bytes(uint64_t bytes, char *out);
 const char *unit_count(uint64_t n, char *out);
+/* Replaces control characters: a text from elsewhere must not steer the terminal. */
+void clean_text(char *text);
 /* A text that came from elsewhere on one line of the terminal. */
 void print_clean(const char *text);
 /* "  name   value" lines of show-like commands. */

@@ -23,8 +23,7 @@ void table_fini(struct table *t)
     free(t->cells);
 }
 
-/* Control characters must not reach a terminal from a cell. */
-static void clean(char *text)
+void clean_text(char *text)
 {
     for (; *text; text++)
         if ((unsigned char)*text < 0x20 || *text == 0x7f)
@@ -50,7 +49,7 @@ void table_cell(struct table *t, const char *fmt, ...)
     va_end(ap);
     if (n < 0)
         return;
-    clean(text);
+    clean_text(text);
     t->cells[t->nr_cells++] = text;
 }
 
@@ -140,8 +139,12 @@ const char *unit_count(uint64_t n, char *out)
 
 void print_clean(const char *text)
 {
-    for (; *text; text++)
-        putchar((unsigned char)*text < 0x20 || *text == 0x7f ? '?' : *text);
+    char *copy = strdup(text);
+    if (!copy)
+        return;
+    clean_text(copy);
+    fputs(copy, stdout);
+    free(copy);
 }
 
 void print_field(const char *name, const char *fmt, ...)
