@@ -11,13 +11,6 @@ void http_init(struct http *h)
     memset(h, 0, sizeof *h);
 }
 
-void http_fini(struct http *h)
-{
-    if (h->curl)
-        curl_easy_cleanup(h->curl);
-    h->curl = NULL;
-}
-
 void http_reply_fini(struct http_reply *reply)
 {
     free(reply->body);
@@ -132,6 +125,15 @@ static void drop_headers(CURL *c)
     curl_easy_setopt(c, CURLOPT_HTTPHEADER, NULL);
     curl_easy_setopt(c, CURLOPT_PRIVATE, NULL);
     curl_slist_free_all((struct curl_slist *)(void *)old);
+}
+
+void http_fini(struct http *h)
+{
+    if (h->curl) {
+        drop_headers(h->curl);
+        curl_easy_cleanup(h->curl);
+    }
+    h->curl = NULL;
 }
 
 void *http_prepare(struct http *h, const struct http_request *q, struct http_reply *reply)
