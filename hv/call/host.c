@@ -1,0 +1,141 @@
+/* Calls about the core itself. */
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "hv/call/call.h"
+#include "hv/host/log.h"
+
+#define AUDIT_STEP 65536u
+
+enum mf_status handle_HELLO(struct call *c)
+{
+    const struct mf_args_hello *a = c->req.args;
+    struct mf_reply_hello *r;
+
+    if (a->abi != MF_ABI_VERSION)
+        return error_set(&c->err, MF_E_ABI, "abi", "ABI version %u, this core speaks %u", a->abi,
+                         MF_ABI_VERSION);
+    r = call_reply(c, sizeof *r);
+    r->abi = MF_ABI_VERSION;
+    r->pid = (uint32_t)getpid();
+    r->started_at = c->core->started_at;
+    memcpy(r->instance, c->core->instance, sizeof r->instance);
+    c->session->hello = true;
+    return MF_OK;
+}
+
+enum mf_status handle_HOST_INFO(struct call *c)
+{
+    struct mf_reply_host_info *r = call_reply(c, sizeof *r);
+    const struct core *core = c->core;
+    const char *why = NULL;
+
+    r->memory = core->arena.bytes;
+    r->started_at = core->started_at;
+    r->now = host_now_ns();
+    r->cpus = core->cpus;
+    r->workers = core->workers;
+    r->vms = core->vmm.nr_vms;
+    r->vms_running = atomic_load(&core->vmm.running);
+    r->engine_soft = engine_soft()->probe(&why) == MF_OK;
+    snprintf(r->engine_kvm_why, sizeof r->engine_kvm_why, "not part of this core");
+    snprintf(r->version, sizeof r->version, "%s", MAYFLY_VERSION);
+    strategies_default_name(&c->core->strategies, r->teardown_default);
+    r->vms_created = core->vmm.vms_created;
+    r->slices = atomic_load(&core->vmm.sched.slices);
+    return MF_OK;
+}
+
+enum mf_status handle_HEAP_INFO(struct call *c)
+{
+    struct mf_reply_heap_info *r = call_reply(c, sizeof *r);
+    struct heap_info i;
+
+    heap_get_info(c->core->heap, &i);
+    r->frames = i.frames;
+    r->free = i.free;
+    r->cached = i.cached;
+    r->dirty = i.dirty;
+    r->used_ram = i.used_ram;
+    r->used_table = i.used_table;
+    r->used_core = i.used_core;
+    r->retired = i.retired;
+    memcpy(r->free_blocks, i.free_blocks, sizeof r->free_blocks);
+    r->refused_double = i.refused_double;
+    r->refused_order = i.refused_order;
+    r->refused_owner = i.refused_owner;
+    r->refused_plugin = i.refused_plugin;
+    r->init_ns = i.init_ns;
+    r->swaps = i.swaps;
+    r->swap_pause_ns = i.swap_pause_ns;
+    r->meta_bytes = i.meta_bytes;
+    r->largest_free_order = i.largest_free_order;
+    memcpy(r->allocator, i.allocator, sizeof r->allocator);
+    return MF_OK;
+}
+
+_Static_assert(sizeof(((struct heap_info *)0)->free_blocks) ==
+                   sizeof(((struct mf_reply_heap_info *)0)->free_blocks),
+               "orders");
+
+enum mf_status handle_HEAP_AUDIT(struct call *c)
+{
+    struct heap_audit *a = &c->u.audit;
+    struct mf_reply_heap_audit *r;
+    enum mf_status st;
+
+    if (!c->resumed)
+        memset(a, 0, sizeof *a);
+    st = heap_audit_step(c->core->heap, a, AUDIT_STEP);
+    if (st)
+        return st;
+    r = call_reply(c, sizeof *r);
+    r->frames = a->frames;
+    r->free = a->free;
+    r->used_ram = a->used_ram;
+    r->used_table = a->used_table;
+    r->used_core = a->used_core;
+    r->retired = a->retired;
+    r->overlaps = a->overlaps;
+    r->bad_records = a->bad_records;
+    r->listed_free = a->listed_free;
+    r->listed_in_use = a->listed_in_use;
+    r->lost = a->lost;
+    return MF_OK;
+}
+
+enum mf_status handle_SUBSCRIBE(struct call *c)
+{
+    const struct mf_args_subscribe *a = c->req.args;
+    const uint32_t known = (2u << MF_EVENT_LOG) - 2u;
+
+    if (a->mask & ~known)
+        return error_set(&c->err, MF_E_RANGE, "mask",
+                         "0x%x has bits of unknown events, known are "
+                         "0x%x",
+                         a->mask, known);
+    c->session->mask = a->mask;
+    call_reply(c, sizeof(struct mf_reply_none));
+    return MF_OK;
+}
+
+enum mf_status handle_CORE_SHUTDOWN(struct call *c)
+{
+    const struct mf_args_core_shutdown *a = c->req.args;
+    uint32_t live = core_live_vms(c->core);
+
+    if (a->force > 1)
+        return error_set(&c->err, MF_E_RANGE, "force", "%u is neither 0 nor 1", a->force);
+    if (!c->resumed) {
+        if (live && !a->force)
+            return error_set(&c->err, MF_E_STATE, "force", "%u VMs live", live);
+        log_line(LOG_INFO, "shutdown asked for, %u VMs live", live);
+        core_destroy_all(c->core);
+        c->core->quit = true;
+    }
+    if (core_live_vms(c->core))
+        return MF_BLOCKED;
+    call_reply(c, sizeof(struct mf_reply_none));
+    return MF_OK;
+}
