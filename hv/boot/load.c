@@ -21,14 +21,6 @@
 #define PTE_W  0x2u
 #define PTE_PS 0x80u
 
-#define CR0_PE   0x00000001u
-#define CR0_ET   0x00000010u
-#define CR0_NE   0x00000020u
-#define CR0_PG   0x80000000u
-#define CR4_PAE  0x00000020u
-#define EFER_LME 0x00000100u
-#define EFER_LMA 0x00000400u
-
 #define START_MAGIC 0x336ec578u
 #define MAP_RAM     1u
 
@@ -172,45 +164,23 @@ static enum mf_status write_tables(struct stage2 *s2, uint64_t pml4, const struc
     return st;
 }
 
-static void flat_segments(struct cpu_state *s, enum boot_entry_kind kind)
+static void entry_state(struct boot_entry *b, const struct boot_elf *f, uint64_t area)
 {
-    unsigned mode = kind == BOOT_ENTRY_PVH ? CPU_SEG_DB : CPU_SEG_L;
-
-    for (unsigned i = 0; i < CPU_SEGS; i++)
-        s->seg[i] =
-            (struct cpu_segment){.selector = SEL_DATA,
-                                 .attr = 0x3 | CPU_SEG_S | CPU_SEG_P | CPU_SEG_DB | CPU_SEG_G,
-                                 .limit = UINT32_MAX};
-    s->seg[CPU_CS].selector = SEL_CODE;
-    s->seg[CPU_CS].attr = (uint16_t)(0xbu | CPU_SEG_S | CPU_SEG_P | CPU_SEG_G | mode);
-    s->ldtr = (struct cpu_segment){.attr = 0x2 | CPU_SEG_P};
-    s->tr = (struct cpu_segment){.selector = SEL_TSS, .attr = 0xb | CPU_SEG_P, .limit = 0x67};
+    *b = (struct boot_entry){.kind = f->kind,
+                             .rip = f->entry,
+                             .info = area + AT_INFO,
+                             .gdt = area + AT_GDT,
+                             .gdt_limit = 6 * 8 - 1,
+                             .code = SEL_CODE,
+                             .data = SEL_DATA,
+                             .tss = SEL_TSS};
+    if (f->kind == BOOT_ENTRY_ELF64) {
+        b->rsp = area + 2 * PAGE - 8;
+        b->cr3 = area + 2 * PAGE;
+    }
 }
 
-static void entry_state(struct cpu_state *s, const struct boot_elf *f, uint64_t area)
-{
-    cpu_state_reset(s);
-    flat_segments(s, f->kind);
-    memset(s->gpr, 0, sizeof s->gpr);
-    s->gpr[CPU_RBX] = area + AT_INFO;
-    s->rip = f->entry;
-    s->rflags = 2;
-    s->gdt_base = area + AT_GDT;
-    s->gdt_limit = 6 * 8 - 1;
-    s->idt_base = 0;
-    s->idt_limit = 0;
-    s->cr0 = CR0_PE | CR0_ET | CR0_NE;
-    if (f->kind == BOOT_ENTRY_PVH)
-        return;
-    s->gpr[CPU_RDI] = area + AT_INFO;
-    s->gpr[CPU_RSP] = area + 2 * PAGE - 8;
-    s->cr0 |= CR0_PG;
-    s->cr3 = area + 2 * PAGE;
-    s->cr4 = CR4_PAE;
-    s->efer = EFER_LME | EFER_LMA;
-}
-
-static enum mf_status finish(struct boot_load *l, struct stage2 *s2, struct cpu_state *state)
+static enum mf_status finish(struct boot_load *l, struct stage2 *s2, struct boot_entry *entry)
 {
     const struct boot_elf *f = &l->image->elf;
     uint64_t area = place_area(f, &l->ram);
@@ -224,12 +194,12 @@ static enum mf_status finish(struct boot_load *l, struct stage2 *s2, struct cpu_
     if (!st && f->kind == BOOT_ENTRY_ELF64)
         st = write_tables(s2, area + 2 * PAGE, &l->ram);
     if (!st)
-        entry_state(state, f, area);
+        entry_state(entry, f, area);
     return st;
 }
 
 enum mf_status boot_load_step(struct boot_load *l, struct stage2 *s2, uint64_t budget,
-                              struct cpu_state *state)
+                              struct boot_entry *entry)
 {
     const struct boot_image *img = l->image;
 
@@ -250,5 +220,5 @@ enum mf_status boot_load_step(struct boot_load *l, struct stage2 *s2, uint64_t b
         l->segment++;
         l->done = 0;
     }
-    return finish(l, s2, state);
+    return finish(l, s2, entry);
 }

@@ -18,12 +18,20 @@
 #define MAYFLY_BOOT_LOAD_H
 
 #include "hv/boot/image.h"
-#include "hv/cpu/engine.h"
 #include "hv/mm/stage2.h"
 
 /* Everything that depends on the RAM: segments inside it, room for the boot area. */
 enum mf_status boot_image_check(const struct boot_image *img, const struct boot_ram *ram,
                                 uint64_t cmdline_len, struct mf_error *e);
+
+/* How vCPU 0 begins. hv/vm makes an engine's state of it. */
+struct boot_entry {
+    enum boot_entry_kind kind;
+    uint64_t rip, info; /* start_info */
+    uint64_t gdt;
+    uint16_t gdt_limit, code, data, tss; /* selectors in it */
+    uint64_t rsp, cr3;                   /* ELF64 only */
+};
 
 struct boot_load {
     const struct boot_image *image; /* referenced by the caller meanwhile */
@@ -34,10 +42,10 @@ struct boot_load {
 };
 
 /*
- * Writes at most about `budget` bytes. MF_AGAIN: more to do. MF_OK: all is there and *state is how
+ * Writes at most about `budget` bytes. MF_AGAIN: more to do. MF_OK: all is there and *entry is how
  * vCPU 0 begins. MF_E_NO_MEMORY, MF_E_QUOTA and others of stage2_write.
  */
 enum mf_status boot_load_step(struct boot_load *l, struct stage2 *s2, uint64_t budget,
-                              struct cpu_state *state);
+                              struct boot_entry *entry);
 
 #endif

@@ -132,9 +132,13 @@ static void life_told(struct vm *vm)
         vm->vmm->events.poke(vm->vmm->events.arg);
 }
 
-static void life_run(struct vm *vm, const struct cpu_state *state)
+static void life_run(struct vm *vm, const struct boot_entry *entry)
 {
-    enum mf_status st = vm->engine.ops->set_state(&vm->cpus[0].cpu, state);
+    struct cpu_state state;
+    enum mf_status st;
+
+    vm_entry_state(entry, &state);
+    st = vm->engine.ops->set_state(&vm->cpus[0].cpu, &state);
 
     pthread_mutex_lock(&vm->lock);
     if (vm->state == MF_VM_STARTING && st) {
@@ -156,13 +160,13 @@ static void life_run(struct vm *vm, const struct cpu_state *state)
 /* One step of loading. True: more to do. */
 static bool life_load(struct vm *vm, uint64_t budget)
 {
-    struct cpu_state state;
-    enum mf_status st = boot_load_step(&vm->load, vm->s2, budget, &state);
+    struct boot_entry entry;
+    enum mf_status st = boot_load_step(&vm->load, vm->s2, budget, &entry);
 
     if (st == MF_AGAIN)
         return true;
     if (!st) {
-        life_run(vm, &state);
+        life_run(vm, &entry);
         return false;
     }
     pthread_mutex_lock(&vm->lock);

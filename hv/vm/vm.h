@@ -210,6 +210,8 @@ void vm_end_locked(struct vm *vm, enum mf_end_reason reason, uint64_t code, cons
 void vm_swap_cancel(struct vm *vm);
 bool vm_track_step(struct vm *vm);
 enum mf_status vm_machine_init(struct vm *vm);
+/* The engine's state for an entry of hv/boot. */
+void vm_entry_state(const struct boot_entry *b, struct cpu_state *s);
 extern const struct machine_ops vm_machine_ops;
 
 #endif
