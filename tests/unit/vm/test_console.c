@@ -1,0 +1,77 @@
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "hv/vm/console.h"
+
+/* Protects: offsets count all bytes ever written; what was overwritten is skipped, not repeated. */
+static void offsets_survive_wrapping(void **state)
+{
+    struct console c;
+    uint8_t buf[16];
+    uint64_t offset = 0, end;
+
+    (void)state;
+    console_init(&c, 8);
+    console_put(&c, (const uint8_t *)"abcdef", 6);
+    assert_int_equal(console_get(&c, &offset, buf, sizeof buf, &end), 6);
+    assert_int_equal(end, 6);
+    console_put(&c, (const uint8_t *)"ghijkl", 6);
+    offset = 6;
+    assert_int_equal(console_get(&c, &offset, buf, 3, &end), 3);
+    assert_memory_equal(buf, "ghi", 3);
+    offset = 0;
+    assert_int_equal(console_get(&c, &offset, buf, sizeof buf, &end), 8);
+    assert_int_equal(offset, 4);
+    assert_memory_equal(buf, "efghijkl", 8);
+    console_fini(&c);
+}
+
+/* Protects: a reader beyond the end, also at the end of 64 bits, gets nothing and is put right. */
+static void beyond_the_end(void **state)
+{
+    struct console c;
+    uint8_t buf[4];
+    uint64_t offset = UINT64_MAX, end;
+
+    (void)state;
+    console_init(&c, 8);
+    assert_int_equal(console_get(&c, &offset, buf, sizeof buf, &end), 0);
+    assert_int_equal(offset, 0);
+    console_put(&c, (const uint8_t *)"xy", 2);
+    offset = UINT64_MAX;
+    assert_int_equal(console_get(&c, &offset, buf, sizeof buf, &end), 0);
+    assert_int_equal(offset, 2);
+    console_fini(&c);
+}
+
+/* Protects: one write larger than the buffer leaves its end. */
+static void larger_than_the_buffer(void **state)
+{
+    struct console c;
+    uint8_t buf[8];
+    uint64_t offset = 0, end;
+
+    (void)state;
+    console_init(&c, 4);
+    console_put(&c, (const uint8_t *)"0123456789", 10);
+    assert_int_equal(console_get(&c, &offset, buf, sizeof buf, &end), 4);
+    assert_memory_equal(buf, "6789", 4);
+    assert_int_equal(offset, 6);
+    assert_int_equal(end, 10);
+    console_fini(&c);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(offsets_survive_wrapping),
+        cmocka_unit_test(beyond_the_end),
+        cmocka_unit_test(larger_than_the_buffer),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
