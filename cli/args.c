@@ -258,12 +258,12 @@ static enum cli_exit no_such_command(const struct cli *cli, const char *word)
 
 static enum cli_exit take_globals(struct cli *cli)
 {
-    const char *format = args_value(cli, "output");
+    const char *format = args_value(cli, "output"), *forbidden = getenv("MAYFLY_NO_START");
     if (format && strcmp(format, "json") != 0 && strcmp(format, "table") != 0)
         return cli_usage(cli, "--output is json or table, not '%s'", format);
     cli->json = format && strcmp(format, "json") == 0;
     cli->may_start =
-        !args_flag(cli, "no-start") && !getenv("MAYFLY_NO_START") && !args_value(cli, "socket");
+        !args_flag(cli, "no-start") && (!forbidden || !*forbidden) && !args_value(cli, "socket");
     return CLI_OK;
 }
 

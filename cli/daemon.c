@@ -96,6 +96,7 @@ static void find_daemon(char *path, size_t size)
 
 bool guest_path(const char *file, char *path, size_t size)
 {
+    static const char *const places[] = {"../tests/guests", "../share/mayfly/guests"};
     const char *given = getenv("MAYFLY_GUESTS");
     char dir[4096];
     if (given && *given) {
@@ -104,10 +105,10 @@ bool guest_path(const char *file, char *path, size_t size)
         cli_error("%s is not in MAYFLY_GUESTS (%s)", file, given);
         return false;
     }
-    if (own_dir(dir, sizeof dir) &&
-        fits(snprintf(path, size, "%s/../tests/guests/%s", dir, file), size) &&
-        access(path, R_OK) == 0)
-        return true;
+    for (size_t i = 0; i < sizeof places / sizeof places[0] && own_dir(dir, sizeof dir); i++)
+        if (fits(snprintf(path, size, "%s/%s/%s", dir, places[i], file), size) &&
+            access(path, R_OK) == 0)
+            return true;
     if (fits(snprintf(path, size, "%s/%s", MAYFLY_GUESTS_DIR, file), size) &&
         access(path, R_OK) == 0)
         return true;
@@ -143,9 +144,9 @@ static void become_daemon(const char *program, const char *log, int error_fd)
     setsid();
     if (null >= 0 && out >= 0 && dup2(null, 0) >= 0 && dup2(out, 1) >= 0 && dup2(out, 2) >= 0 &&
         chdir("/") == 0) {
-        for (int fd = 3; fd < 1024; fd++)
-            if (fd != error_fd)
-                close(fd);
+        if (error_fd > 3)
+            close_range(3, (unsigned)error_fd - 1, 0);
+        close_range((unsigned)error_fd + 1, ~0u, 0);
         execlp(program, "hvd", (char *)NULL);
     }
     {
