@@ -5,14 +5,15 @@
  * All of it is zero at the start and zero means free: an untouched table is a valid one, so a heap
  * of any size starts without writing here. Four sparse arrays:
  *
- *   rec[frame]      16 bytes; written for the *head* of an allocated block only. Zero: free, or
- *                   inside a larger block.
+ *   rec[frame]      16 bytes; the first 8 written for the *head* of an allocated block only. Zero
+ *                   there: free, or inside a larger block.
  *   used[frame]     one bit: allocated. Not kept for blocks of 2 MiB and more.
- *   fill[2 MiB]     how many frames of the 2 MiB block are in use; FILL_WHOLE when it belongs to
- *                   one block of order >= 9. With `used` it makes every hand-out checkable in a few
- *                   instructions: a block that the allocator gives twice is refused.
- *   dirty[frame]    one bit: free (or allocated without zeroing) and not yet scrubbed. Being per
- *                   frame it survives split and merge of blocks.
+ *   group[2 MiB]    how many frames of the 2 MiB are in use, or that it belongs to one block of
+ *                   order >= 9; and how many of its frames are dirty. With `used` it makes every
+ *                   hand-out checkable in a few instructions: a block that the allocator gives
+ *                   twice is refused.
+ *   dirty[frame]    one bit: free and not yet scrubbed. A free frame that is not dirty reads as
+ *                   zero. Being per frame it survives split and merge of blocks.
  */
 #ifndef MAYFLY_MM_FRAME_H
 #define MAYFLY_MM_FRAME_H
@@ -44,12 +45,19 @@ struct frame {
     uint8_t state; /* enum frame_state */
     uint8_t level; /* of a table: 1 to 4 */
     union {
-        uint64_t gfn;  /* RAM: the first guest frame it backs */
+        struct {
+            uint64_t
+                gfn : 40; /* the first guest frame it backs, in root 0 or the first to map it */
+            uint64_t maps : 24; /* leaves that point to it */
+        } ram;
         uint64_t next; /* RETIRED: mfn + 1 of the next in the queue, 0 at the end */
         struct {
-            uint32_t count; /* TABLE: entries in use */
-            uint32_t root;  /* index of the root it hangs below */
+            uint16_t count; /* entries in use, 0 to 512 */
+            uint16_t root;  /* index of the root it hangs below */
+            uint32_t base;  /* first guest frame it can map, divided by 512 */
         } table;
+        uint64_t last; /* free and dirty: who freed it as a single frame; 0 when not known */
+        uint64_t word;
     } u;
 };
 

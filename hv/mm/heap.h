@@ -16,7 +16,7 @@ struct heap; /* opaque to users; the definition is in heap_impl.h for hv/mm and 
 
 struct heap_info {
     uint64_t frames, free, cached, dirty;
-    uint64_t used_ram, used_table, used_core, retired;
+    uint64_t used_ram, used_table, used_core, retired; /* retired ones are among the used */
     uint64_t free_blocks[ORDER_MAX + 1];
     uint64_t refused_double, refused_order, refused_owner, refused_plugin;
     uint64_t init_ns, swaps, swap_pause_ns, meta_bytes;
@@ -25,10 +25,11 @@ struct heap_info {
 };
 
 struct heap_audit {
-    uint64_t next; /* where the walk goes on; 0 at the start */
+    uint64_t next; /* where the walk goes on; 0 at the start, *a all zero then */
     uint64_t frames, free, used_ram, used_table, used_core, retired;
     uint64_t overlaps, bad_records, listed_free, listed_in_use, lost;
-    bool stable; /* nothing changed the heap during the walk: the totals are one moment's */
+    bool stable;      /* nothing changed the heap during the walk: the totals are one moment's */
+    uint64_t changes; /* of the walk itself: what the heap had seen at the last step */
 };
 
 struct heap_swap_report {
@@ -63,8 +64,9 @@ bool heap_uses(struct heap *h, const struct mf_allocator_ops *ops);
 enum mf_status heap_owner_begin(struct heap *h, uint32_t owner, uint64_t frames);
 uint64_t heap_owner_end(struct heap *h, uint32_t owner);
 
-#define HEAP_ZERO 0x1u /* the block must read as zero. Without it: only scrubbed of other owners   \
-                        */
+#define HEAP_ZERO                                                                                  \
+    0x1u /* the block must read as zero. Without it: only scrubbed of other owners                 \
+          */
 
 /*
  * Takes one block of 2^order frames, order at most ORDER_MAX, aligned, for `owner`, typed.
@@ -77,7 +79,7 @@ enum mf_status heap_alloc(struct heap *h, unsigned cpu, unsigned order, uint32_t
 /*
  * Gives a block back. Refused, counted and logged, with nothing changed: MF_E_RANGE,
  * MF_E_DOUBLE_FREE, MF_E_WRONG_ORDER, MF_E_WRONG_OWNER.
- * Frames of type RAM and TABLE become dirty.
+ * The frames become dirty: another owner gets them scrubbed.
  */
 enum mf_status heap_free(struct heap *h, unsigned cpu, mfn_t m, unsigned order, uint32_t owner);
 
