@@ -11,8 +11,9 @@
 
 #include "hv/mm/heap_impl.h"
 
-#define PUNCH_MIN_FRAMES UINT64_C(4096) /* from 16 MiB on giving memory back beats writing zeros   \
-                                         */
+#define PUNCH_MIN_FRAMES                                                                           \
+    UINT64_C(4096) /* from 16 MiB on giving memory back beats writing zeros                        \
+                    */
 
 /* Forgets who freed the frames of `mask`. */
 static void forget_last(struct heap *h, uint64_t base, uint64_t mask)

@@ -85,7 +85,9 @@ void s2_viewer_ack(struct s2_viewer *v);
 /*
  * Prepared mapping of 2^order guest frames at g (aligned, order 0, 9 or 18) to m. Reserves the
  * tables on the way; holds no lock between prepare and commit. Abandon what is not committed.
- * MF_E_EXISTS: something is mapped there. MF_E_STATE: the VM is dying (stage2_close).
+ * MF_E_EXISTS: something is mapped there. MF_E_STATE: the VM is dying (stage2_close). The block at
+ * m must be RAM of the stage2's owner, of that very order: MF_E_WRONG_OWNER, MF_E_WRONG_ORDER. From
+ * the commit on it belongs to the second stage, which gives it back when its last map is gone.
  */
 struct s2_map {
     struct stage2 *s2;
@@ -97,7 +99,11 @@ struct s2_map {
 };
 enum mf_status stage2_map_prepare(struct stage2 *s2, unsigned root, gfn_t g, mfn_t m,
                                   unsigned order, unsigned access, struct s2_map *map);
-/* MF_OK, or MF_E_EXISTS when a racing map was faster (then nothing changed, spares are freed). */
+/*
+ * MF_OK. What may have happened since the prepare: MF_E_EXISTS, a racing map was faster;
+ * MF_E_STATE, the VM was closed; MF_E_NO_MEMORY, a teardown took tables away and there is none to
+ * replace them. Then nothing is changed. The spares are freed in any case.
+ */
 enum mf_status stage2_map_commit(struct s2_map *map);
 void stage2_map_abandon(struct s2_map *map);
 
@@ -109,15 +115,18 @@ enum mf_status stage2_lookup(struct stage2 *s2, unsigned root, gfn_t g, unsigned
                              struct s2_leaf *out);
 /*
  * The same, but a gfn inside a region without a mapping gets a zeroed frame. MF_E_RANGE: outside
- * every region. MF_E_NO_MEMORY, MF_E_QUOTA, MF_E_STATE (closed).
+ * every region. MF_E_NO_MEMORY, MF_E_QUOTA, MF_E_STATE (closed). In another root than 0 it gets the
+ * frame that root 0 has there, which is populated first.
  */
 enum mf_status stage2_fault(struct stage2 *s2, unsigned root, gfn_t g, unsigned access,
                             struct s2_leaf *out);
 
 /*
  * Copy between guest memory (root 0) and the caller's, populating inside regions; for boot code,
- * devices and guest hypercalls. All or nothing with respect to range: MF_E_RANGE before any byte is
- * copied when a part lies outside RAM. A viewer need not be inside: the lock is held per frame.
+ * devices and guest hypercalls (a read of a frame not populated gives zeros and leaves it so).
+ * Closed: MF_E_STATE where a frame would have to be populated. All or nothing with respect to
+ * range: MF_E_RANGE before any byte is copied when a part lies outside RAM. A viewer need not be
+ * inside: the lock is held per frame.
  */
 enum mf_status stage2_write(struct stage2 *s2, gpa_t a, const void *src, uint64_t n);
 enum mf_status stage2_read(struct stage2 *s2, gpa_t a, void *dst, uint64_t n);
