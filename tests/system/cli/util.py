@@ -34,18 +34,16 @@ def until(condition, what="the condition", limit=LIMIT):
         time.sleep(0.02)
 
 
-class CliTest(unittest.TestCase):
-    """Each test has directories and a socket of its own; daemons it starts end with it."""
+class Home:
+    """Directories, sockets and environment of a daemon of one's own."""
 
-    may_start = False
-
-    def setUp(self):
+    def __init__(self, may_start):
         self.dir = tempfile.mkdtemp(prefix="mfcli-")
-        self.addCleanup(shutil.rmtree, self.dir, ignore_errors=True)
         self.run_dir = os.path.join(self.dir, "run")
-        self.env = dict(os.environ)
+        self.socket = os.path.join(self.run_dir, "hvd.sock")
         for name in ("run", "state", "etc"):
             os.mkdir(os.path.join(self.dir, name), 0o700)
+        self.env = dict(os.environ)
         self.env.update(
             MAYFLY_RUNTIME_DIR=self.run_dir,
             MAYFLY_STATE_DIR=os.path.join(self.dir, "state"),
@@ -55,9 +53,67 @@ class CliTest(unittest.TestCase):
             MAYFLY_GUESTS=GUESTS,
         )
         self.env.pop("MAYFLY_NO_START", None)
-        if not self.may_start:
+        if not may_start:
             self.env["MAYFLY_NO_START"] = "1"
-        self.socket = os.path.join(self.run_dir, "hvd.sock")
+
+    def daemon_pid(self, name):
+        """From the daemon's lock, None when it has none."""
+        try:
+            with open(os.path.join(self.run_dir, name + ".lock"), encoding="ascii") as f:
+                return int(f.read().split()[0])
+        except (OSError, ValueError, IndexError):
+            return None
+
+    def stop_daemons(self):
+        """Ends hvd, then hv; says which of them did not end when asked to."""
+        stubborn = []
+        for name in ("hvd", "hv"):
+            pid = self.daemon_pid(name)
+            if pid and not end_pid(pid):
+                stubborn.append(name)
+        return stubborn
+
+    def logs(self):
+        text = ""
+        for name in ("hvd.log", "hv.log"):
+            try:
+                with open(os.path.join(self.run_dir, name), encoding="utf-8", errors="replace") as f:
+                    text += f"--- {name}\n{f.read()[-4000:]}"
+            except OSError:
+                pass
+        return text
+
+    def remove(self):
+        shutil.rmtree(self.dir, ignore_errors=True)
+
+
+def end_pid(pid, limit=30):
+    for sig in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.kill(pid, sig)
+        except ProcessLookupError:
+            return True
+        end = time.monotonic() + limit
+        while alive(pid) and time.monotonic() < end:
+            time.sleep(0.02)
+        if not alive(pid):
+            return sig == signal.SIGTERM
+    return False
+
+
+class CliTest(unittest.TestCase):
+    """Each test has directories and a socket of its own."""
+
+    may_start = False
+    shared_home = None
+
+    def setUp(self):
+        self.home = self.shared_home
+        if not self.home:
+            self.home = Home(self.may_start)
+            self.addCleanup(self.home.remove)
+        self.dir, self.run_dir, self.socket = self.home.dir, self.home.run_dir, self.home.socket
+        self.env = dict(self.home.env)
 
     def hvctl(self, *args, input=None, env=None, cwd=None, code=0):
         """Runs hvctl to its end; checks the exit code unless it is None."""
@@ -93,34 +149,28 @@ def end_process(process):
 
 
 class DaemonTest(CliTest):
-    """With the real daemon and core, started by hand or by hvctl; both gone at the end."""
+    """With the real daemon and core, which hvctl starts; both gone at the end."""
 
     may_start = True
 
     def setUp(self):
         super().setUp()
-        self.addCleanup(self.stop_daemons)
+        if not self.shared_home:
+            self.addCleanup(lambda: self.assertEqual(self.home.stop_daemons(), []))
 
-    def daemon_pid(self, name):
-        try:
-            with open(os.path.join(self.run_dir, name + ".lock"), encoding="ascii") as f:
-                return int(f.read().split()[0])
-        except (OSError, ValueError, IndexError):
-            return None
+    def run(self, result=None):
+        """A failure says what the daemons said."""
+        before = result.failures + result.errors if result else []
+        done = super().run(result)
+        if result and len(result.failures + result.errors) > len(before):
+            print(self.last_logs)
+        return done
 
-    def stop_daemons(self):
-        pids = [p for p in map(self.daemon_pid, ("hvd", "hv")) if p]
-        for sig, limit in ((signal.SIGTERM, 20), (signal.SIGKILL, 20)):
-            for pid in pids:
-                try:
-                    os.kill(pid, sig)
-                except ProcessLookupError:
-                    pass
-            end = time.monotonic() + limit
-            while any(map(alive, pids)) and time.monotonic() < end:
-                time.sleep(0.02)
-        leftover = [p for p in pids if alive(p)]
-        self.assertEqual(leftover, [], "daemons that do not end")
+    last_logs = ""
+
+    def tearDown(self):
+        self.last_logs = self.home.logs()
+        super().tearDown()
 
     def state(self, vm):
         return self.hvctl_json("show", vm)["state"]
@@ -130,6 +180,20 @@ class DaemonTest(CliTest):
 
     def define(self, name, guest, *args, memory="16M"):
         self.hvctl("define", "--name", name, "--memory", memory, "--kernel", self.guest(guest), *args)
+
+
+class SharedDaemonTest(DaemonTest):
+    """One daemon and core for all tests of the class; each VM has a name of its own."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.shared_home = Home(may_start=True)
+
+    @classmethod
+    def tearDownClass(cls):
+        stubborn = cls.shared_home.stop_daemons()
+        cls.shared_home.remove()
+        assert not stubborn, f"{stubborn} did not end when asked to"
 
 
 def alive(pid):
