@@ -73,6 +73,7 @@ enum mf_status stage2_track_step(struct stage2 *s2, uint64_t budget)
 void stage2_untrack(struct stage2 *s2)
 {
     s2_lock(s2);
-    s2->track = S2_TRACK_OFF;
+    if (!s2->teardown)
+        s2->track = S2_TRACK_OFF;
     s2_unlock(s2);
 }

@@ -145,6 +145,7 @@ enum mf_status stage2_reap(struct stage2 *s2, uint64_t budget);
 
 /* Turns the used-entry bitmaps on, in bounded steps while the VM runs; MF_AGAIN until done. */
 enum mf_status stage2_track_step(struct stage2 *s2, uint64_t budget);
+/* Off again; not while a teardown is under way, which may need them. */
 void stage2_untrack(struct stage2 *s2);
 
 void stage2_get_info(struct stage2 *s2, struct s2_info *out);

@@ -31,7 +31,9 @@ struct teardown {
     unsigned root, root_end;
     bool begun, active, whole;
     gfn_t first, last;
-    unsigned lines; /* stalls seen without progress */
+    bool tracking; /* the bitmaps are complete, or the strategy does not use them */
+    bool waits;    /* a service said MF_PL_BLOCKED in this step */
+    uint64_t idle; /* units of work since an entry was removed */
     struct teardown_report report;
     _Alignas(16) uint8_t state[MF_ZAP_STATE_MAX];
 };
@@ -47,7 +49,8 @@ enum mf_status teardown_begin_range(struct teardown *t, struct stage2 *s2,
                                     const struct mf_teardown_ops *ops, unsigned root,
                                     unsigned root_end, gfn_t first, gfn_t last);
 /*
- * MF_AGAIN: budget spent. MF_BLOCKED: frames wait for a flush; call again after viewers moved.
+ * MF_AGAIN: budget spent. MF_BLOCKED: frames wait for a flush; call stage2_reap, and again after
+ * viewers moved. MF_E_STATE: not begun.
  * MF_OK: every entry in scope is out (frames may still be retired: stage2_reap). MF_E_PLUGIN: the
  * strategy says it is done and entries are left, or it makes no progress; call teardown_end and
  * start again with another strategy.

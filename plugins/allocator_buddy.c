@@ -1,0 +1,299 @@
+/*
+ * Binary buddy allocator. One source, three plugins that differ in how they take frames in:
+ *
+ *   BUDDY_PAGE   frame by frame, merging as it goes
+ *   BUDDY_CHUNK  by largest aligned chunk, but still touching the record of each frame
+ *   BUDDY_LAZY   by largest aligned chunk, touching the records of the chunks only
+ *
+ * Records are kept in three densities, so that few pages are touched while blocks are large:
+ *
+ *   level 2   one record for each 1 GiB    free blocks of order 18
+ *   level 1   one record for each 2 MiB    free blocks of order 9 to 17, at their first 2 MiB
+ *   level 0   one record for each frame    free blocks of order 0 to 8, at their first frame
+ *
+ * A record is a state byte (0: no free block begins here; else order + 1) and the links of the free
+ * list. All of it may be zero: then nothing is free. Blocks freed last are given first.
+ */
+#include "proto/plugin.h"
+
+#if defined(BUDDY_PAGE)
+#define BUDDY_NAME "buddy-page"
+#define BUDDY_TEXT "binary buddy, taking memory in frame by frame"
+#elif defined(BUDDY_CHUNK)
+#define BUDDY_NAME "buddy-chunk"
+#define BUDDY_TEXT "binary buddy, taking memory in by chunk and touching each frame's record"
+#elif defined(BUDDY_LAZY)
+#define BUDDY_NAME "buddy-lazy"
+#define BUDDY_TEXT "binary buddy, taking memory in by chunk and touching chunk heads only"
+#else
+#error "define BUDDY_PAGE, BUDDY_CHUNK or BUDDY_LAZY"
+#endif
+
+#define LEVELS     3u
+#define ORDERS     (MF_ORDER_MAX + 1u)
+#define FRAMES_MAX UINT64_C(0xfffffffe) /* links hold a frame number + 1 in 32 bits */
+#define PAGE       UINT64_C(4096)
+
+struct link {
+    uint32_t next, prev; /* record number + 1 in the same level, 0: none */
+};
+
+struct level {
+    uint8_t *state;
+    struct link *link;
+};
+
+struct buddy {
+    uint64_t free;
+    uint32_t orders; /* bit k: there is a free block of order k */
+    uint32_t head[ORDERS];
+    uint64_t blocks[ORDERS];
+    struct level level[LEVELS];
+};
+
+static const uint8_t level_shift[LEVELS] = {0, 9, 18};
+
+static inline unsigned level_of(unsigned order)
+{
+    return (order >= 9) + (order >= 18);
+}
+
+static inline struct buddy *buddy_of(const struct mf_alloc_env *env)
+{
+    return env->meta;
+}
+
+static uint64_t round_up(uint64_t n, uint64_t to)
+{
+    return (n + to - 1) / to * to;
+}
+
+static uint64_t level_records(uint64_t nr_frames, unsigned l)
+{
+    return round_up(nr_frames, UINT64_C(1) << 18) >> level_shift[l];
+}
+
+/* Lays the arrays out; the densest in front, so that a young heap lives in a few pages. */
+static uint64_t layout(uint64_t nr_frames, uint8_t *base, struct level *level)
+{
+    uint64_t at = round_up(sizeof(struct buddy), 64);
+
+    for (unsigned l = LEVELS; l--;) {
+        uint64_t n = level_records(nr_frames, l);
+
+        if (base)
+            level[l].state = base + at;
+        at = round_up(at + n, 64);
+        if (base)
+            level[l].link = (struct link *)(void *)(base + at);
+        at = round_up(at + n * sizeof(struct link), 64);
+    }
+    return round_up(at, PAGE);
+}
+
+static uint64_t buddy_meta_size(uint64_t nr_frames, uint32_t nr_cpus)
+{
+    (void)nr_cpus;
+    if (!nr_frames || nr_frames > FRAMES_MAX)
+        return 0;
+    return layout(nr_frames, NULL, NULL);
+}
+
+static int buddy_init(const struct mf_alloc_env *env)
+{
+    struct buddy *b = buddy_of(env);
+
+    if (env->meta_size < buddy_meta_size(env->nr_frames, env->nr_cpus))
+        return MF_PL_NO_MEMORY;
+    layout(env->nr_frames, env->meta, b->level);
+    return MF_PL_OK;
+}
+
+/* ---- free lists */
+
+static inline void push(struct buddy *b, uint64_t first, unsigned order)
+{
+    unsigned l = level_of(order);
+    uint32_t r = (uint32_t)(first >> level_shift[l]), head = b->head[order];
+    struct link *link = b->level[l].link;
+
+    b->level[l].state[r] = (uint8_t)(order + 1);
+    link[r].next = head;
+    link[r].prev = 0;
+    if (head)
+        link[head - 1].prev = r + 1;
+    b->head[order] = r + 1;
+    b->blocks[order]++;
+    b->orders |= 1u << order;
+}
+
+static inline void unlink_block(struct buddy *b, uint64_t first, unsigned order)
+{
+    unsigned l = level_of(order);
+    uint32_t r = (uint32_t)(first >> level_shift[l]);
+    struct link *link = b->level[l].link, at = link[r];
+
+    b->level[l].state[r] = 0;
+    if (at.next)
+        link[at.next - 1].prev = at.prev;
+    if (at.prev)
+        link[at.prev - 1].next = at.next;
+    else
+        b->head[order] = at.next;
+    b->blocks[order]--;
+    if (!b->head[order])
+        b->orders &= ~(1u << order);
+}
+
+static inline bool is_free(const struct buddy *b, uint64_t first, unsigned order)
+{
+    unsigned l = level_of(order);
+
+    return b->level[l].state[first >> level_shift[l]] == order + 1;
+}
+
+/* Makes a block free, merged with its buddies as far as they are free. */
+static inline void insert(struct buddy *b, uint64_t first, unsigned order)
+{
+    b->free += UINT64_C(1) << order;
+    while (order < MF_ORDER_MAX) {
+        uint64_t other = first ^ (UINT64_C(1) << order);
+
+        if (!is_free(b, other, order))
+            break;
+        unlink_block(b, other, order);
+        first &= other;
+        order++;
+    }
+    push(b, first, order);
+}
+
+/* ---- operations */
+
+#if !defined(BUDDY_PAGE)
+/* The largest order at which a block may begin at `first` and end within `n` frames. */
+static unsigned chunk_order(uint64_t first, uint64_t n)
+{
+    unsigned order = 63u - (unsigned)__builtin_clzll(n);
+
+    if (first && (unsigned)__builtin_ctzll(first) < order)
+        order = (unsigned)__builtin_ctzll(first);
+    return order < MF_ORDER_MAX ? order : MF_ORDER_MAX;
+}
+#endif
+
+#if defined(BUDDY_CHUNK)
+/* What an initialisation by chunks that does not trust its records does for each frame of one. */
+static int touch_records(struct buddy *b, uint64_t first, uint64_t n)
+{
+    for (uint64_t i = first; i < first + n; i++) {
+        if (b->level[0].state[i])
+            return MF_PL_RANGE;
+        b->level[0].link[i] = (struct link){0, 0};
+    }
+    return MF_PL_OK;
+}
+#endif
+
+static int buddy_add(const struct mf_alloc_env *env, uint64_t first, uint64_t n)
+{
+    struct buddy *b = buddy_of(env);
+
+    if (first > env->nr_frames || n > env->nr_frames - first)
+        return MF_PL_RANGE;
+#if defined(BUDDY_PAGE)
+    for (; n; n--)
+        insert(b, first++, 0);
+#else
+    while (n) {
+        unsigned order = chunk_order(first, n);
+
+#if defined(BUDDY_CHUNK)
+        if (touch_records(b, first, UINT64_C(1) << order) != MF_PL_OK)
+            return MF_PL_RANGE;
+#endif
+        insert(b, first, order);
+        first += UINT64_C(1) << order;
+        n -= UINT64_C(1) << order;
+    }
+#endif
+    return MF_PL_OK;
+}
+
+static int buddy_alloc(const struct mf_alloc_env *env, uint32_t cpu, uint32_t order,
+                       uint64_t *first)
+{
+    struct buddy *b = buddy_of(env);
+    uint32_t fit = order <= MF_ORDER_MAX ? b->orders >> order : 0;
+    unsigned have, l;
+    uint64_t at;
+
+    (void)cpu;
+    if (!fit)
+        return MF_PL_NO_MEMORY;
+    have = order + (unsigned)__builtin_ctz(fit);
+    l = level_of(have);
+    at = (uint64_t)(b->head[have] - 1) << level_shift[l];
+    unlink_block(b, at, have);
+    while (have > order) {
+        have--;
+        push(b, at + (UINT64_C(1) << have), have);
+    }
+    b->free -= UINT64_C(1) << order;
+    *first = at;
+    return MF_PL_OK;
+}
+
+static int buddy_free(const struct mf_alloc_env *env, uint32_t cpu, uint64_t first, uint32_t order)
+{
+    (void)cpu;
+    if (order > MF_ORDER_MAX || first >= env->nr_frames)
+        return MF_PL_RANGE;
+    insert(buddy_of(env), first, order);
+    return MF_PL_OK;
+}
+
+static void buddy_list(const struct mf_alloc_env *env, mf_alloc_range_fn fn, void *arg)
+{
+    const struct buddy *b = buddy_of(env);
+
+    for (unsigned order = ORDERS; order--;) {
+        unsigned l = level_of(order);
+
+        for (uint32_t r = b->head[order]; r; r = b->level[l].link[r - 1].next)
+            if (!fn(arg, (uint64_t)(r - 1) << level_shift[l], UINT64_C(1) << order))
+                return;
+    }
+}
+
+static void buddy_stats(const struct mf_alloc_env *env, struct mf_alloc_stats *out)
+{
+    const struct buddy *b = buddy_of(env);
+
+    if (out->size < sizeof *out)
+        return;
+    out->free_frames = b->free;
+    out->cached = 0;
+    for (unsigned k = 0; k < ORDERS; k++)
+        out->free_blocks[k] = b->blocks[k];
+}
+
+static void buddy_fini(const struct mf_alloc_env *env)
+{
+    (void)env; /* all there is lies in the metadata, which is the core's */
+}
+
+static const struct mf_allocator_ops buddy_ops = {
+    .size = sizeof(struct mf_allocator_ops),
+    .flags = MF_ALLOC_MERGES,
+    .meta_size = buddy_meta_size,
+    .init = buddy_init,
+    .add = buddy_add,
+    .alloc = buddy_alloc,
+    .free = buddy_free,
+    .list = buddy_list,
+    .stats = buddy_stats,
+    .fini = buddy_fini,
+};
+
+MF_ALLOCATOR_PLUGIN(BUDDY_NAME, "1.0", BUDDY_TEXT, &buddy_ops);
