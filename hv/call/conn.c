@@ -129,7 +129,11 @@ void conn_refuse(int fd, enum mf_status st, const struct mf_error *e)
         struct mf_error e;
     } r = {.m = {.magic = MF_MAGIC, .flags = MF_MSG_REPLY, .size = sizeof r, .status = st},
            .e = *e};
+    char dropped[sizeof r.m];
 
+    /* What the peer sent already is taken: closing over it would take our answer away. */
+    while (recv(fd, dropped, sizeof dropped, MSG_DONTWAIT) > 0)
+        ;
     if (send(fd, &r, sizeof r, MSG_DONTWAIT | MSG_NOSIGNAL) < 0) {
         /* it will see the connection closed */
     }
@@ -268,6 +272,8 @@ static void handle(struct conn *c, size_t n, enum mf_status st, struct call *par
 
     if (!st)
         st = call_check(c->request, n, r, &c->call.err);
+    else if (n >= sizeof r->msg)
+        memcpy(&r->msg, c->request, sizeof r->msg); /* for the reply's header */
     if (!st && c->call.nr_fds > fds_allowed(r->msg.nr))
         st = error_set(&c->call.err, MF_E_MALFORMED, "fds", "%s takes %u fds, %u came",
                        r->row->name, fds_allowed(r->msg.nr), c->call.nr_fds);

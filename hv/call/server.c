@@ -58,7 +58,6 @@ static enum mf_status bind_socket(struct server *s, const char *path, struct mf_
         return error_set(e, MF_E_RANGE, "socket", "the path is longer than %zu bytes",
                          sizeof a.sun_path - 1);
     memcpy(a.sun_path, path, strlen(path) + 1);
-    memcpy(s->path, path, strlen(path) + 1);
     /* We hold the lock, so a socket that is there belongs to a core that is gone. */
     if (!lstat(path, &st)) {
         if (!S_ISSOCK(st.st_mode))
@@ -71,11 +70,10 @@ static enum mf_status bind_socket(struct server *s, const char *path, struct mf_
     mask = umask(0177);
     bad = bind(s->listen_fd, (struct sockaddr *)&a, sizeof a);
     umask(mask);
-    if (bad || listen(s->listen_fd, SOMAXCONN)) {
-        if (bad)
-            s->path[0] = 0;
+    if (!bad)
+        memcpy(s->path, path, strlen(path) + 1); /* ours to take away at the end */
+    if (bad || listen(s->listen_fd, SOMAXCONN))
         return error_set(e, MF_E_IO, "socket", "%.120s: %s", path, strerror(errno));
-    }
     return MF_OK;
 }
 

@@ -154,10 +154,12 @@ int core_stop(struct core_proc *p)
         return -1;
     kill(p->pid, SIGTERM);
     for (uint64_t until = now_ms() + WAIT_MS; now_ms() < until; nap()) {
-        if (waitpid(p->pid, &status, WNOHANG) == p->pid) {
-            p->pid = 0;
-            return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-        }
+        pid_t got = waitpid(p->pid, &status, WNOHANG);
+
+        if (!got)
+            continue;
+        p->pid = 0;
+        return got > 0 && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
     }
     kill(p->pid, SIGKILL);
     waitpid(p->pid, &status, 0);

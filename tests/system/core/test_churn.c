@@ -49,7 +49,7 @@ static void churn(uint32_t *id, unsigned slot, unsigned round)
 
     if (*id == 0) {
         snprintf(name, sizeof name, "churn-%u-%u", slot, round);
-        assert_int_equal(vm_launch(&c, name, (1 + slot % 8) * MIB, guests[(slot + round) % 3], "",
+        assert_int_equal(vm_launch(&c, name, (4 + slot % 8) * MIB, guests[(slot + round) % 3], "",
                                    round % 2 ? teardowns[(slot + round) % 4] : NULL, 0, id),
                          MF_OK);
         return;

@@ -144,7 +144,7 @@ static void outside_ram(void **state)
     uint32_t id;
 
     (void)state;
-    assert_int_equal(vm_launch(&c, "other", MIB, "loop.elf", "", NULL, 0, &id), MF_OK);
+    assert_int_equal(vm_launch(&c, "other", 4 * MIB, "loop.elf", "", NULL, 0, &id), MF_OK);
     run("kernel.elf", "mode=outside", 0, &info, text, sizeof text);
     assert_int_equal(info.state, MF_VM_CRASHED);
     assert_int_equal(info.end.reason, MF_END_BAD_ACCESS);
@@ -161,7 +161,7 @@ static void endless_loop(void **state)
     uint32_t id;
 
     (void)state;
-    assert_int_equal(vm_launch(&c, "loop", MIB, "loop.elf", "", NULL, 0, &id), MF_OK);
+    assert_int_equal(vm_launch(&c, "loop", 4 * MIB, "loop.elf", "", NULL, 0, &id), MF_OK);
     assert_true(vm_wait_console(&c, id, "looping"));
     assert_int_equal(vm_remove(&c, id), MF_E_STATE);
     assert_int_equal(vm_do(&c, MF_CALL_VM_START, id), MF_E_STATE);
@@ -186,7 +186,7 @@ static void pause_and_resume(void **state)
     uint32_t id;
 
     (void)state;
-    assert_int_equal(vm_launch(&c, "p", MIB, "loop.elf", "", NULL, 0, &id), MF_OK);
+    assert_int_equal(vm_launch(&c, "p", 4 * MIB, "loop.elf", "", NULL, 0, &id), MF_OK);
     assert_int_equal(vm_do(&c, MF_CALL_VM_RESUME, id), MF_E_STATE);
     assert_true(vm_wait_console(&c, id, "looping"));
     assert_int_equal(vm_do(&c, MF_CALL_VM_PAUSE, id), MF_OK);
@@ -218,7 +218,7 @@ static void shutdowns(void **state)
     uint32_t id;
 
     (void)state;
-    assert_int_equal(vm_launch(&c, "aware", MIB, "shutdown-aware.elf", "code=5", NULL, 0, &id),
+    assert_int_equal(vm_launch(&c, "aware", 4 * MIB, "shutdown-aware.elf", "code=5", NULL, 0, &id),
                      MF_OK);
     assert_true(vm_wait_console(&c, id, "waiting"));
     assert_int_equal(shutdown_in(id, MF_GRACE_MAX_NS), MF_OK);
@@ -227,21 +227,21 @@ static void shutdowns(void **state)
     assert_int_equal(info.end.code, 5);
     assert_int_equal(shutdown_in(id, 1), MF_E_STATE);
 
-    assert_int_equal(vm_launch(&c, "deaf", MIB, "loop.elf", "", NULL, 0, &id), MF_OK);
+    assert_int_equal(vm_launch(&c, "deaf", 4 * MIB, "loop.elf", "", NULL, 0, &id), MF_OK);
     assert_int_equal(shutdown_in(id, MF_GRACE_MAX_NS + 1), MF_E_RANGE);
     assert_string_equal(c.err.field, "grace_ns");
     assert_int_equal(shutdown_in(id, 20000000), MF_OK);
     assert_true(vm_wait_off(&c, id, &info));
     assert_int_equal(info.end.reason, MF_END_SHUTDOWN);
 
-    assert_int_equal(vm_launch(&c, "held", MIB, "loop.elf", "", NULL, 0, &id), MF_OK);
+    assert_int_equal(vm_launch(&c, "held", 4 * MIB, "loop.elf", "", NULL, 0, &id), MF_OK);
     assert_int_equal(vm_do(&c, MF_CALL_VM_PAUSE, id), MF_OK);
     assert_int_equal(shutdown_in(id, 20000000), MF_OK);
     assert_true(vm_info(&c, id, &info));
     assert_true(vm_wait_off(&c, id, &info));
     assert_int_equal(info.end.reason, MF_END_SHUTDOWN);
 
-    assert_int_equal(vm_launch(&c, "halted", MIB, "idle.elf", "", NULL, 0, &id), MF_OK);
+    assert_int_equal(vm_launch(&c, "halted", 4 * MIB, "idle.elf", "", NULL, 0, &id), MF_OK);
     assert_true(vm_wait_console(&c, id, "idle"));
     assert_int_equal(shutdown_in(id, 20000000), MF_OK);
     assert_true(vm_wait_off(&c, id, &info));
@@ -256,7 +256,7 @@ static void resets(void **state)
     uint32_t id;
 
     (void)state;
-    assert_int_equal(vm_launch(&c, "r", MIB, "reset-kbd.elf", "", NULL, 0, &id), MF_OK);
+    assert_int_equal(vm_launch(&c, "r", 4 * MIB, "reset-kbd.elf", "", NULL, 0, &id), MF_OK);
     do
         assert_true(vm_info(&c, id, &info));
     while (info.starts < 20);
@@ -265,7 +265,8 @@ static void resets(void **state)
     assert_int_equal(info.end.reason, MF_END_DESTROYED);
     assert_int_equal(vm_remove(&c, id), MF_OK);
 
-    assert_int_equal(vm_launch(&c, "r", MIB, "loop.elf", "", NULL, MF_VM_RESET_ENDS, &id), MF_OK);
+    assert_int_equal(vm_launch(&c, "r", 4 * MIB, "loop.elf", "", NULL, MF_VM_RESET_ENDS, &id),
+                     MF_OK);
     for (uint32_t n = 2; n < 6; n++) {
         assert_int_equal(vm_do(&c, MF_CALL_VM_RESET, id), MF_OK);
         do
@@ -276,7 +277,7 @@ static void resets(void **state)
     assert_int_equal(vm_do(&c, MF_CALL_VM_DESTROY, id), MF_OK);
     assert_true(vm_wait_off(&c, id, &info));
     assert_int_equal(vm_remove(&c, id), MF_OK);
-    assert_int_equal(vm_launch(&c, "r", MIB, "reset-cf9.elf", "", NULL, 0, &id), MF_OK);
+    assert_int_equal(vm_launch(&c, "r", 4 * MIB, "reset-cf9.elf", "", NULL, 0, &id), MF_OK);
     do {
         enum mf_status st = shutdown_in(id, 20000000);
 
@@ -294,7 +295,7 @@ static void console_input(void **state)
     uint32_t id, done = 0;
 
     (void)state;
-    assert_int_equal(vm_launch(&c, "echo", MIB, "echo.elf", "", NULL, 0, &id), MF_OK);
+    assert_int_equal(vm_launch(&c, "echo", 4 * MIB, "echo.elf", "", NULL, 0, &id), MF_OK);
     assert_true(vm_wait_console(&c, id, "ready"));
     while (done < sizeof text - 1) {
         struct mf_args_console_write a = {.vm = id, .count = (uint32_t)sizeof text - 1 - done};
@@ -361,7 +362,7 @@ static void out_of_memory(void **state)
     assert_int_equal(info.state, MF_VM_CRASHED);
     assert_int_equal(info.end.reason, MF_END_NO_MEMORY);
     assert_true(heap_is_whole(&s));
-    assert_int_equal(vm_launch(&s, "after", MIB, "hello.elf", "", NULL, 0, &id), MF_OK);
+    assert_int_equal(vm_launch(&s, "after", 4 * MIB, "hello.elf", "", NULL, 0, &id), MF_OK);
     assert_true(vm_wait_off(&s, id, &info));
     assert_int_equal(info.end.reason, MF_END_POWEROFF);
     client_close(&s);

@@ -71,6 +71,7 @@ static const char *copy_of(const char *path, mode_t mode)
     ssize_t n;
 
     snprintf(to, sizeof to, "%s/copy.so", core.dir);
+    unlink(to);
     out = open(to, O_WRONLY | O_CREAT | O_TRUNC, 0600);
     assert_true(in >= 0 && out >= 0);
     while ((n = read(in, buf, sizeof buf)) > 0)
@@ -174,14 +175,14 @@ static void failing_teardown(void **state)
     (void)state;
     assert_int_equal(strategy_load(&c, bad(10)), MF_OK);
     assert_int_equal(strategy_load(&c, bad(11)), MF_OK);
-    assert_int_equal(vm_launch(&c, "f", 1 << 20, "hello.elf", "", "bad-lazy", 0, &id), MF_OK);
+    assert_int_equal(vm_launch(&c, "f", 4 << 20, "hello.elf", "", "bad-lazy", 0, &id), MF_OK);
     assert_true(vm_wait_off(&c, id, &info));
     assert_int_equal(info.end.reason, MF_END_POWEROFF);
     assert_string_not_equal(info.end.teardown, "bad-lazy");
     assert_true(info.end.frames_returned > 2);
     assert_true(core_log_has(&core, "bad-lazy failed"));
     assert_int_equal(vm_remove(&c, id), MF_OK);
-    assert_int_equal(vm_launch(&c, "f", 1 << 20, "hello.elf", "", "bad-stuck", 0, &id), MF_OK);
+    assert_int_equal(vm_launch(&c, "f", 4 << 20, "hello.elf", "", "bad-stuck", 0, &id), MF_OK);
     assert_true(vm_wait_off(&c, id, &info));
     assert_true(core_log_has(&core, "bad-stuck failed"));
     assert_true(heap_is_whole(&c));

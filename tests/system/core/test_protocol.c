@@ -229,7 +229,7 @@ static void no_strategies(void **state)
     assert_int_equal(vm_new(&c, "a", 1 << 20, "single", 0, &id), MF_E_NO_TEARDOWN);
     assert_int_equal(strategy_load(&c, plugin_path("teardown_single.so")), MF_OK);
     assert_int_equal(select_teardown(&c, 0, "single"), MF_OK);
-    assert_int_equal(vm_new(&c, "a", 1 << 20, NULL, 0, &id), MF_OK);
+    assert_int_equal(vm_new(&c, "a", 4 << 20, NULL, 0, &id), MF_OK);
     assert_int_equal(vm_do(&c, MF_CALL_VM_START, id), MF_E_STATE);
     assert_string_equal(c.err.field, "kernel");
     assert_int_equal(vm_kernel(&c, id, guest_path("hello.elf"), ""), MF_OK);
@@ -295,7 +295,7 @@ static void load_strategies(void)
 /* Protects: create, image and start of one VM in one message; its id is known inside the batch. */
 static void batch_launches(void **state)
 {
-    struct mf_args_vm_create create = {.name = "b", .memory = 1 << 20, .vcpus = 1};
+    struct mf_args_vm_create create = {.name = "b", .memory = 4 << 20, .vcpus = 1};
     struct mf_args_vm_image image = {.vm = MF_VM_LAST_CREATED};
     struct mf_args_vm vm = {.vm = MF_VM_LAST_CREATED};
     const struct mf_reply_batch *r = client_body(&c);
@@ -386,7 +386,7 @@ static void events_of_a_life(void **state)
     (void)state;
     load_strategies();
     assert_int_equal(client_call(&c, MF_CALL_SUBSCRIBE, &s, sizeof s, NULL, 0, NULL, 0), MF_OK);
-    assert_int_equal(vm_launch(&c, "e", 1 << 20, "hello.elf", "", NULL, 0, &id), MF_OK);
+    assert_int_equal(vm_launch(&c, "e", 4 << 20, "hello.elf", "", NULL, 0, &id), MF_OK);
     for (unsigned i = 0; i < 4; i++) {
         assert_true(client_event(&c, WAIT_MS, &nr, &e));
         assert_int_equal(nr, MF_EVENT_VM_STATE);
@@ -566,7 +566,7 @@ static void core_shutdown(void **state)
 
     (void)state;
     load_strategies();
-    assert_int_equal(vm_launch(&c, "l", 1 << 20, "loop.elf", "", NULL, 0, &id), MF_OK);
+    assert_int_equal(vm_launch(&c, "l", 4 << 20, "loop.elf", "", NULL, 0, &id), MF_OK);
     assert_int_equal(client_call(&c, MF_CALL_CORE_SHUTDOWN, &a, sizeof a, NULL, 0, NULL, 0),
                      MF_E_STATE);
     a.force = 2;
@@ -588,7 +588,7 @@ static void ends_by_signal(void **state)
 
     (void)state;
     load_strategies();
-    assert_int_equal(vm_launch(&c, "l", 1 << 20, "loop.elf", "", NULL, 0, &id), MF_OK);
+    assert_int_equal(vm_launch(&c, "l", 4 << 20, "loop.elf", "", NULL, 0, &id), MF_OK);
     assert_int_equal(core_stop(&core), 0);
     assert_true(core_log_has(&core, "ended"));
     client_close(&c);
