@@ -7,6 +7,7 @@
 #include "hv/mm/heap_impl.h"
 
 #define META_MAX_PER_FRAME UINT64_C(64) /* metadata beyond this is taken for a mistake */
+#define META_MAX_BASE      (UINT64_C(16) << 20)
 
 /* ---- what an allocator lists */
 
@@ -138,7 +139,7 @@ static enum mf_status start_new(struct swap *s, const char *name,
 
     if (!bytes)
         return fail(s, MF_E_PLUGIN, "the allocator cannot serve that many frames");
-    if (bytes > s->h->ft.frames * META_MAX_PER_FRAME + (UINT64_C(1) << 20))
+    if (bytes > s->h->ft.frames * META_MAX_PER_FRAME + META_MAX_BASE)
         return fail(s, MF_E_PLUGIN, "the allocator wants too much metadata");
     *e = (struct mf_alloc_env){.size = sizeof *e, .nr_cpus = s->h->cpus};
     e->nr_frames = s->h->ft.frames;
