@@ -243,12 +243,13 @@ class Lifecycle(util.SharedDaemonTest):
                 seen.append(json.loads(line))
             return [(e["type"], e.get("state") or e.get("reason")) for e in seen]
 
-        # Until the stream is there, VMs come and go.
-        while not types():
+        def cycle():
             self.hvctl("start", "seen")
             self.hvctl("destroy", "seen")
+            return types()
+
+        util.until(cycle, "the stream to begin")
         count = len(types())
-        util.until(lambda: len(types()) == len(types()), "silence")
         self.hvctl("start", "seen")
         self.hvctl("destroy", "seen")
         self.hvctl("delete", "seen")
@@ -305,8 +306,8 @@ class Strategies(util.SharedDaemonTest):
 
     # What is not there or in use is refused by name.
     def test_refused(self):
-        for args in (["use", "allocator", "nothing"], ["use", "teardown", "nothing"],
-                     ["strategy", "show", "teardown", "nothing"], ["strategy", "load", "/nonexistent.so"],
+        self.assertIn("nothing", self.hvctl("use", "teardown", "nothing", code=69).stderr)
+        for args in (["use", "allocator", "nothing"], ["strategy", "show", "teardown", "nothing"], ["strategy", "load", "/nonexistent.so"],
                      ["strategy", "load", util.HVCTL],
                      ["use", "teardown", "scan", "--vm", "nothing"]):
             with self.subTest(args=args):

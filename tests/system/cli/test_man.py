@@ -60,6 +60,18 @@ class Manual(util.CliTest):
         self.assertEqual(self.documented(self.intro), options_of(text))
         self.assertIn("output", options_of(text))
 
+    # The daemons' pages have the options that the daemons name themselves, and no other.
+    def test_daemons(self):
+        for page, program in (("hv.8", util.HV), ("hvd.8", util.HVD)):
+            with self.subTest(page=page):
+                done = subprocess.run([program, "--help"], text=True, capture_output=True, env=self.env,
+                                      timeout=util.LIMIT)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                with open(os.path.join(MAN, page), encoding="utf-8") as f:
+                    text = f.read()
+                known = set(re.findall(r"--([a-z][\w-]*)", done.stdout)) - {"help", "version"}
+                self.assertEqual(set(re.findall(r"^\.It Fl Fl ([\w-]+)", text, flags=re.M)), known)
+
     # The pages are well formed for the formatter, where there is one.
     def test_format(self):
         if not shutil.which("man") or not shutil.which("groff"):
