@@ -1,0 +1,37 @@
+/*
+ * hvbench: measures the core's parts. Numbers, never a verdict.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "tests/bench/bench.h"
+
+static const struct {
+    const char *name;
+    int (*run)(int argc, char **argv);
+    const char *text;
+} subcommands[] = {
+    {"heap-init", bench_heap_init, "time from an empty heap to all frames given"},
+    {"zap", bench_zap, "teardown of a second stage"},
+};
+
+static int usage(FILE *f, int code)
+{
+    fprintf(f, "usage: hvbench SUBCOMMAND [OPTION]... [--json]\n\n");
+    for (size_t i = 0; i < sizeof subcommands / sizeof subcommands[0]; i++)
+        fprintf(f, "  %-12s %s\n", subcommands[i].name, subcommands[i].text);
+    return code;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc < 2)
+        return usage(stderr, BENCH_USAGE);
+    if (!strcmp(argv[1], "--help"))
+        return usage(stdout, 0);
+    for (size_t i = 0; i < sizeof subcommands / sizeof subcommands[0]; i++)
+        if (!strcmp(argv[1], subcommands[i].name))
+            return subcommands[i].run(argc - 1, argv + 1);
+    fprintf(stderr, "hvbench: no subcommand \"%s\"\n", argv[1]);
+    return usage(stderr, BENCH_USAGE);
+}
