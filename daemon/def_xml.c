@@ -160,23 +160,50 @@ static enum mf_status check_elements(const xmlNode *root, struct problem *p)
     return MF_OK;
 }
 
+/* The last element of this name: of two where one may be, the second is the one too many. */
+static const xmlNode *last_named(const xmlNode *root, const char *name)
+{
+    const xmlNode *found = NULL;
+    unsigned depth = 1;
+
+    for (const xmlNode *n = root; n != NULL; n = next_element(n, &depth))
+        if (strcmp((const char *)n->name, name) == 0)
+            found = n;
+    return found;
+}
+
+struct validation {
+    const xmlNode *root;
+    struct problem *p;
+};
+
+/* The validator's first complaint; where it does not say where, its element is looked for. */
 static void validation_error(void *arg, xmlErrorPtr e)
 {
-    struct problem *p = arg;
+    struct validation *v = arg;
     const xmlNode *n = e->node;
     const char *message = e->message == NULL ? "not valid" : e->message;
 
-    problem_set(p, MF_E_MALFORMED, n != NULL && n->name != NULL ? (const char *)n->name : NULL,
-                "line %d: %.*s", e->line, message_length(message), message);
+    if (e->line == 0 && e->str1 != NULL)
+        n = last_named(v->root, e->str1);
+    while (n != NULL && n->type != XML_ELEMENT_NODE)
+        n = n->parent;
+    if (n == NULL)
+        n = v->root;
+    if (strstr(message, "Extra element") != NULL)
+        message = "it is there twice, not where it belongs, or has a value that is not possible";
+    problem_set(v->p, MF_E_MALFORMED, (const char *)n->name, "line %ld: element <%.60s>: %.*s",
+                xmlGetLineNo(n), (const char *)n->name, message_length(message), message);
 }
 
 static enum mf_status validate(xmlDocPtr doc, struct problem *p)
 {
     xmlRelaxNGValidCtxtPtr ctx = xmlRelaxNGNewValidCtxt(schema);
+    struct validation v = {xmlDocGetRootElement(doc), p};
 
     if (ctx == NULL)
         return problem_nomem(p);
-    xmlRelaxNGSetValidStructuredErrors(ctx, (xmlStructuredErrorFunc)validation_error, p);
+    xmlRelaxNGSetValidStructuredErrors(ctx, (xmlStructuredErrorFunc)validation_error, &v);
     int r = xmlRelaxNGValidateDoc(ctx, doc);
     xmlRelaxNGFreeValidCtxt(ctx);
     if (r != 0)

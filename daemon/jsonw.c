@@ -5,6 +5,7 @@
 void jsonw_fini(struct jsonw *w)
 {
     buf_fini(&w->b);
+    w->comma = false;
 }
 
 static void before_value(struct jsonw *w)
