@@ -172,8 +172,9 @@ static enum mf_status set_locked(struct vm *vm, struct strategy *to, struct mf_e
 
     if (vm->swap_to)
         return error_set(e, MF_E_BUSY, "name", "a swap to %s is under way", vm->swap_to->name);
-    if (vm->state == MF_VM_STOPPING && vm->phase == VM_PHASE_STUCK) {
+    if (vm->state == MF_VM_STOPPING && vm->stuck) {
         swap_now(vm, to, t);
+        vm->stuck = false;
         vm->tries = 0;
         vm->phase = VM_PHASE_BEGIN;
         sched_job(&vm->vmm->sched, &vm->sched);

@@ -450,6 +450,7 @@ static enum mf_status end_replace(struct vm *vm)
                  vm->id);
     }
     vm->phase = other ? VM_PHASE_BEGIN : VM_PHASE_STUCK;
+    vm->stuck = !other;
     pthread_mutex_unlock(&vm->lock);
     return other ? MF_OK : MF_BLOCKED;
 }

@@ -469,7 +469,7 @@ bool sched_init(struct sched *s, const struct sched_ops *ops, unsigned workers)
     return true;
 }
 
-void sched_fini(struct sched *s)
+void sched_stop(struct sched *s)
 {
     pthread_mutex_lock(&s->lock);
     s->quit = true;
@@ -478,6 +478,11 @@ void sched_fini(struct sched *s)
     for (unsigned i = 0; i < s->nr_workers; i++)
         pthread_join(s->threads[i], NULL);
     s->nr_workers = 0;
+}
+
+void sched_fini(struct sched *s)
+{
+    sched_stop(s);
     free(s->heap);
     free(s->timers);
     s->heap = NULL;

@@ -114,7 +114,9 @@ struct sched {
 
 /* False when memory or a thread is missing. 0 workers: the caller drives sched_step. */
 bool sched_init(struct sched *s, const struct sched_ops *ops, unsigned workers);
-/* Ends the workers after the step they are in. */
+/* Ends the workers after the step they are in. Nothing runs any more; the rest may still be asked.
+ */
+void sched_stop(struct sched *s);
 void sched_fini(struct sched *s);
 
 /* Makes room for one more VM; false without memory. Each VM object does it once. */

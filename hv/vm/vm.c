@@ -74,10 +74,11 @@ enum mf_status vmm_init(struct vmm *m, struct heap *heap, struct strategies *str
 
 void vmm_fini(struct vmm *m)
 {
-    sched_fini(&m->sched);
+    sched_stop(&m->sched);
     while (m->first)
         if (vm_delete(m->first, NULL) != MF_OK)
             break;
+    sched_fini(&m->sched);
     boot_cache_fini(&m->images);
     free(m->slots);
     free(m->names);

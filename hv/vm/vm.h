@@ -58,7 +58,7 @@ enum vm_phase {
     VM_PHASE_ZAP,
     VM_PHASE_REAP,
     VM_PHASE_DESTROY,
-    VM_PHASE_STUCK, /* no strategy could finish: waits for another */
+    VM_PHASE_STUCK, /* vm->stuck */
 };
 
 struct vm {
@@ -98,6 +98,7 @@ struct vm {
     enum mf_status swap_status; /* of the last swap that had to wait */
     struct mf_reply_swap swap_done;
     bool restart; /* start over when torn down */
+    bool stuck;   /* no teardown strategy can finish: waits for another */
     uint32_t starts;
     uint64_t started_at, create_ns, start_began, end_at;
     enum mf_status start_status;
