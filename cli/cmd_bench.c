@@ -1,6 +1,6 @@
 /*
  * bench hello: the lives of many VMs, one behind the other, each a POST /v1/run on one kept-alive
- * connection. The object has hvbench's shape; *_p50_ns and so on of the parts come from the core's
+ * connection. The object has the shape of hvbench's lifecycle; its phases come from the core's
  * reports.
  */
 #include <stdio.h>
@@ -13,8 +13,8 @@
 /* What is kept of each run. CORE is the sum of the parts that the core works for. */
 enum { WHOLE, CORE, CREATE, START, RUN, UNREACHABLE, RETURNED, NR_PARTS };
 
-static const char *const part_names[NR_PARTS] = {"",     "core_",        "create_",  "start_",
-                                                 "run_", "unreachable_", "returned_"};
+static const char *const part_names[NR_PARTS] = {"whole", "core",        "create",  "start",
+                                                 "run",   "unreachable", "returned"};
 
 struct samples {
     uint64_t n, done;
@@ -102,18 +102,24 @@ static void add_u64(struct json_object *o, const char *key, uint64_t v)
     json_object_object_add(o, key, json_object_new_uint64(v));
 }
 
-static void add_part(struct json_object *row, struct samples *s, unsigned part)
+/* Median, 99th percentile and the longest of one part. */
+static void add_part(struct json_object *to, struct samples *s, unsigned part)
 {
-    static const struct {
-        const char *name;
-        unsigned percent;
-    } points[] = {{"p50_ns", 50}, {"p99_ns", 99}, {"max_ns", 100}};
     qsort(s->ns[part], s->n, sizeof *s->ns[part], by_size);
-    for (size_t i = 0; i < sizeof points / sizeof points[0]; i++) {
-        char key[32];
-        snprintf(key, sizeof key, "%s%s", part_names[part], points[i].name);
-        add_u64(row, key, percentile(s->ns[part], s->n, points[i].percent));
+    add_u64(to, "p50_ns", percentile(s->ns[part], s->n, 50));
+    add_u64(to, "p99_ns", percentile(s->ns[part], s->n, 99));
+    add_u64(to, "max_ns", percentile(s->ns[part], s->n, 100));
+}
+
+static struct json_object *phases_of(struct samples *s)
+{
+    struct json_object *phases = json_object_new_object();
+    for (unsigned p = WHOLE + 1; p < NR_PARTS; p++) {
+        struct json_object *phase = json_object_new_object();
+        add_part(phase, s, p);
+        json_object_object_add(phases, part_names[p], phase);
     }
+    return phases;
 }
 
 /* One row of the result, NULL with *code when a run failed. */
@@ -138,8 +144,8 @@ static struct json_object *bench_row(struct cli *cli, struct json_object *body, 
                            json_object_new_string(member_text(report, "teardown")));
     add_u64(row, "n", n);
     add_u64(row, "total_ns", s.total_ns);
-    for (unsigned p = 0; p < NR_PARTS; p++)
-        add_part(row, &s, p);
+    add_part(row, &s, WHOLE);
+    json_object_object_add(row, "phases", phases_of(&s));
     for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++)
         add_u64(row, counts[i], member_u64(report, counts[i]));
     json_object_object_add(row, "loops_per_pass",
@@ -204,17 +210,20 @@ static void print_rows(struct json_object *rows)
     static const char *const heads[] = {"STRATEGY",  ">VMS",   ">P50",     ">P99",
                                         ">MAX",      ">TOTAL", ">IN CORE", ">IN CORE P99",
                                         ">RETURNED", ">LOOPS"};
-    static const char *const times[] = {"p50_ns",      "p99_ns",      "max_ns",         "total_ns",
-                                        "core_p50_ns", "core_p99_ns", "returned_p50_ns"};
+    static const char *const times[] = {"p50_ns", "p99_ns", "max_ns", "total_ns"};
     struct table t;
     char unit[UNIT_SIZE];
     table_init(&t, heads, 10);
     for (size_t i = 0; i < array_length(rows); i++) {
         struct json_object *row = json_object_array_get_idx(rows, i);
+        struct json_object *phases = member(row, "phases");
         table_cell(&t, "%s", member_text(row, "strategy"));
         table_cell(&t, "%s", unit_count(member_u64(row, "n"), unit));
         for (size_t k = 0; k < sizeof times / sizeof times[0]; k++)
             table_cell(&t, "%s", unit_ns(member_u64(row, times[k]), unit));
+        table_cell(&t, "%s", unit_ns(member_u64(member(phases, "core"), "p50_ns"), unit));
+        table_cell(&t, "%s", unit_ns(member_u64(member(phases, "core"), "p99_ns"), unit));
+        table_cell(&t, "%s", unit_ns(member_u64(member(phases, "returned"), "p50_ns"), unit));
         table_cell(&t, "%s", unit_count(member_u64(row, "loops"), unit));
     }
     table_print(&t);

@@ -421,8 +421,8 @@ class Requests(FakeTest):
         self.assertEqual(result["bench"], "hello")
         row, = result["rows"]
         self.assertEqual((row["n"], row["strategy"], row["loops"]), (100, "scan", 9216))
-        self.assertEqual((row["run_p50_ns"], row["run_p99_ns"], row["run_max_ns"]), (50000, 99000, 100000))
-        self.assertEqual(row["core_max_ns"], 1000 + 2000 + 100000 + 5000)
+        self.assertEqual(row["phases"]["run"], {"p50_ns": 50000, "p99_ns": 99000, "max_ns": 100000})
+        self.assertEqual(row["phases"]["core"]["max_ns"], 1000 + 2000 + 100000 + 5000)
         self.assertLessEqual(row["p50_ns"], row["p99_ns"])
         self.assertLessEqual(row["max_ns"], row["total_ns"])
 

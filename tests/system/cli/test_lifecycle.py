@@ -344,7 +344,7 @@ class Strategies(util.SharedDaemonTest):
         for row in result["rows"]:
             self.assertEqual(row["n"], 20)
             self.assertTrue(0 < row["p50_ns"] <= row["p99_ns"] <= row["max_ns"] <= row["total_ns"])
-            self.assertTrue(0 < row["core_p50_ns"] < row["max_ns"])
+            self.assertTrue(0 < row["phases"]["core"]["p50_ns"] < row["max_ns"])
         self.assertIn("STRATEGY", self.hvctl("bench", "hello", "-n", "3").stdout)
 
 
