@@ -144,25 +144,56 @@ static enum mf_status take_block(struct heap *h, struct heap_slot *s, bool share
     return MF_OK;
 }
 
-/* Writes the record, takes the dirty marks off, counts. Slot locked, block claimed. */
-static void settle_block(struct heap *h, struct heap_slot *s, bool shared, unsigned order,
-                         uint32_t owner, enum frame_type type, struct taken *t)
+/* Takes the dirty marks off a block of order below 9. Slot locked, block claimed. */
+static void take_dirty(struct heap *h, struct heap_slot *s, bool shared, unsigned order,
+                       struct taken *t)
+{
+    if (order >= GROUP_ORDER)
+        return;
+    ft_take_dirty(&h->ft, t->first, order, shared, &t->dirty);
+    s->dirty -= t->dirty.n;
+}
+
+/* Writes the record and counts. Slot locked, block claimed. */
+static void settle_block(struct heap *h, struct heap_slot *s, unsigned order, uint32_t owner,
+                         enum frame_type type, struct taken *t)
 {
     struct frame *f = heap_rec(h, mfn(t->first));
     union frame_head head = {
         .f = {.owner = owner, .order = (uint8_t)order, .type = (uint8_t)type, .state = FRAME_USED}};
 
     t->dirty.n = 0;
-    t->own = false;
-    if (order < GROUP_ORDER) {
-        ft_take_dirty(&h->ft, t->first, order, shared, &t->dirty);
-        s->dirty -= t->dirty.n;
-        t->own = !order && t->dirty.n && frame_word_load(f) == owner;
-    }
+    t->own = !order && frame_word_load(f) == owner;
     frame_word_store(f, 0);
     frame_head_store(f, head);
     s->used[type] += (int64_t)ft_frames(order);
     s->changes++;
+}
+
+/* What is left to do for a block without the lock: makes it clean. */
+static void clean_block(struct heap *h, unsigned cpu, unsigned order, unsigned flags, bool wait,
+                        struct taken *t)
+{
+    struct heap_slot *s;
+    bool shared;
+
+    if (wait) {
+        heap_scrub_wait(h, t->first, ft_frames(order));
+        s = heap_enter(h, cpu, &shared);
+        take_dirty(h, s, shared, order, t);
+        heap_leave(s);
+    }
+    if (order >= GROUP_ORDER) {
+        uint64_t n = heap_scrub_large(h, t->first, order);
+
+        if (n) {
+            s = heap_enter(h, cpu, &shared);
+            s->dirty -= (int64_t)n;
+            heap_leave(s);
+        }
+    } else if (t->dirty.n && (!t->own || flags & HEAP_ZERO)) {
+        heap_scrub_small(h, t->first, &t->dirty);
+    }
 }
 
 enum mf_status heap_alloc(struct heap *h, unsigned cpu, unsigned order, uint32_t owner,
@@ -172,7 +203,7 @@ enum mf_status heap_alloc(struct heap *h, unsigned cpu, unsigned order, uint32_t
     struct heap_slot *s;
     struct taken t;
     enum mf_status st;
-    bool shared, wait;
+    bool shared, wait = false;
 
     if (order > ORDER_MAX || type < FRAME_T_RAM || type > FRAME_T_CORE || flags & ~HEAP_ZERO ||
         owner == OWNER_NONE || owner == HEAP_OWNER_GONE)
@@ -184,10 +215,12 @@ enum mf_status heap_alloc(struct heap *h, unsigned cpu, unsigned order, uint32_t
         return MF_E_QUOTA;
     s = heap_enter(h, cpu, &shared);
     st = take_block(h, s, shared, cpu, order, &t);
-    if (st == MF_OK)
+    if (st == MF_OK) {
+        settle_block(h, s, order, owner, type, &t);
         wait = heap_scrub_overlaps(h, t.first, ft_frames(order));
-    if (st == MF_OK && !wait)
-        settle_block(h, s, shared, order, owner, type, &t);
+        if (!wait)
+            take_dirty(h, s, shared, order, &t);
+    }
     heap_leave(s);
     if (st != MF_OK) {
         if (o)
@@ -196,23 +229,7 @@ enum mf_status heap_alloc(struct heap *h, unsigned cpu, unsigned order, uint32_t
             log_refusal(h, "allocator gave a block that is not free", t.first, order, owner);
         return st;
     }
-    if (wait) {
-        heap_scrub_wait(h, t.first, ft_frames(order));
-        s = heap_enter(h, cpu, &shared);
-        settle_block(h, s, shared, order, owner, type, &t);
-        heap_leave(s);
-    }
-    if (order >= GROUP_ORDER) {
-        uint64_t n = heap_scrub_large(h, t.first, order);
-
-        if (n) {
-            s = heap_enter(h, cpu, &shared);
-            s->dirty -= (int64_t)n;
-            heap_leave(s);
-        }
-    } else if (t.dirty.n && (!t.own || flags & HEAP_ZERO)) {
-        heap_scrub_small(h, t.first, &t.dirty);
-    }
+    clean_block(h, cpu, order, flags, wait, &t);
     *out = mfn(t.first);
     return MF_OK;
 }
