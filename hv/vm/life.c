@@ -81,7 +81,36 @@ static enum mf_status life_make_stage2(struct vm *vm)
                     {gpa_to_gfn(gpa(BOOT_HIGH_BASE)), ram.high >> FRAME_SHIFT}},
     };
 
-    return stage2_create(vm->vmm->heap, &c, &vm->s2);
+    /* RAM, and tables for every leaf of it in each root, with room to spare: a bound, not a guess.
+     */
+    uint64_t frames = vm->config.memory >> FRAME_SHIFT;
+    uint64_t quota = frames + c.roots * (frames / 256 + 16);
+    enum mf_status st = heap_owner_begin(vm->vmm->heap, c.owner, quota);
+
+    if (st)
+        return st;
+    st = stage2_create(vm->vmm->heap, &c, &vm->s2);
+    if (st)
+        heap_owner_end(vm->vmm->heap, c.owner);
+    return st;
+}
+
+/* Takes the VM's second stage away. Frames that it still held would be lost: that is said loudly.
+ */
+static enum mf_status life_drop_stage2(struct vm *vm)
+{
+    enum mf_status st = stage2_destroy(vm->s2);
+    uint64_t left;
+
+    if (st)
+        return st;
+    vm->s2 = NULL;
+    vm->engine.s2 = NULL;
+    left = heap_owner_end(vm->vmm->heap, OWNER_VM(vm->id));
+    if (left)
+        log_line(LOG_ERROR, "vm %u: %llu frames did not come back", vm->id,
+                 (unsigned long long)left);
+    return MF_OK;
 }
 
 static void life_drop_engine(struct vm *vm, unsigned vcpus)
@@ -120,8 +149,7 @@ enum mf_status vm_life_begin(struct vm *vm, struct mf_error *e)
 fail_cpus:
     life_drop_engine(vm, n);
 fail_s2:
-    stage2_destroy(vm->s2);
-    vm->s2 = NULL;
+    life_drop_stage2(vm);
     return error_set(e, st, "engine", "the engine cannot make the VM: %s", mf_status_text(st));
 }
 
@@ -486,8 +514,6 @@ static void end_publish(struct vm *vm)
 
     memcpy(vm->report.teardown, vm->teardown->name, sizeof vm->report.teardown);
     vm->end = vm->report;
-    vm->s2 = NULL;
-    vm->engine.s2 = NULL;
     sched_vm_reset(&vm->vmm->sched, &vm->sched);
     sched_scrub(&vm->vmm->sched);
     if (vm->restart) {
@@ -506,7 +532,7 @@ static enum mf_status end_destroy(struct vm *vm)
     enum mf_status st;
 
     pthread_mutex_lock(&vm->lock);
-    st = stage2_destroy(vm->s2);
+    st = life_drop_stage2(vm);
     if (!st) {
         vm->report.roots_freed = roots;
         vm->report.frames_returned += roots;
