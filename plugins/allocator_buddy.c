@@ -13,6 +13,10 @@
  *
  * A record is a state byte (0: no free block begins here; else order + 1) and the links of the free
  * list. All of it may be zero: then nothing is free. Blocks freed last are given first.
+ *
+ * Single frames go through a small cache for each CPU: what was freed last is given again, what has
+ * lain longest goes back to the lists when the cache is full, one frame for each one that comes. An
+ * empty cache is filled with the frames of one block.
  */
 #include "proto/plugin.h"
 
@@ -33,6 +37,9 @@
 #define ORDERS     (MF_ORDER_MAX + 1u)
 #define FRAMES_MAX UINT64_C(0xfffffffe) /* links hold a frame number + 1 in 32 bits */
 #define PAGE       UINT64_C(4096)
+#define CPUS_MAX   4096u
+#define CACHE      64u /* frames in a cache, a power of two */
+#define FILL_ORDER 5u  /* largest block that an empty cache is filled with */
 
 struct link {
     uint32_t next, prev; /* record number + 1 in the same level, 0: none */
@@ -43,8 +50,15 @@ struct level {
     struct link *link;
 };
 
+/* A ring: the newest is at top - 1. */
+struct cache {
+    _Alignas(64) uint32_t top, n;
+    uint32_t frame[CACHE];
+};
+
 struct buddy {
-    uint64_t free;
+    uint64_t free; /* cached frames included */
+    struct cache *cache;
     uint32_t orders; /* bit k: there is a free block of order k */
     uint32_t head[ORDERS];
     uint64_t blocks[ORDERS];
@@ -74,18 +88,22 @@ static uint64_t level_records(uint64_t nr_frames, unsigned l)
 }
 
 /* Lays the arrays out; the densest in front, so that a young heap lives in a few pages. */
-static uint64_t layout(uint64_t nr_frames, uint8_t *base, struct level *level)
+static uint64_t layout(uint64_t nr_frames, uint32_t nr_cpus, struct buddy *b)
 {
     uint64_t at = round_up(sizeof(struct buddy), 64);
+    uint8_t *base = (uint8_t *)b;
 
+    if (b)
+        b->cache = (struct cache *)(void *)(base + at);
+    at += nr_cpus * sizeof(struct cache);
     for (unsigned l = LEVELS; l--;) {
         uint64_t n = level_records(nr_frames, l);
 
-        if (base)
-            level[l].state = base + at;
+        if (b)
+            b->level[l].state = base + at;
         at = round_up(at + n, 64);
-        if (base)
-            level[l].link = (struct link *)(void *)(base + at);
+        if (b)
+            b->level[l].link = (struct link *)(void *)(base + at);
         at = round_up(at + n * sizeof(struct link), 64);
     }
     return round_up(at, PAGE);
@@ -93,10 +111,9 @@ static uint64_t layout(uint64_t nr_frames, uint8_t *base, struct level *level)
 
 static uint64_t buddy_meta_size(uint64_t nr_frames, uint32_t nr_cpus)
 {
-    (void)nr_cpus;
-    if (!nr_frames || nr_frames > FRAMES_MAX)
+    if (!nr_frames || nr_frames > FRAMES_MAX || !nr_cpus || nr_cpus > CPUS_MAX)
         return 0;
-    return layout(nr_frames, NULL, NULL);
+    return layout(nr_frames, nr_cpus, NULL);
 }
 
 static int buddy_init(const struct mf_alloc_env *env)
@@ -105,7 +122,7 @@ static int buddy_init(const struct mf_alloc_env *env)
 
     if (env->meta_size < buddy_meta_size(env->nr_frames, env->nr_cpus))
         return MF_PL_NO_MEMORY;
-    layout(env->nr_frames, env->meta, b->level);
+    layout(env->nr_frames, env->nr_cpus, b);
     return MF_PL_OK;
 }
 
@@ -155,7 +172,6 @@ static inline bool is_free(const struct buddy *b, uint64_t first, unsigned order
 /* Makes a block free, merged with its buddies as far as they are free. */
 static inline void insert(struct buddy *b, uint64_t first, unsigned order)
 {
-    b->free += UINT64_C(1) << order;
     while (order < MF_ORDER_MAX) {
         uint64_t other = first ^ (UINT64_C(1) << order);
 
@@ -202,6 +218,7 @@ static int buddy_add(const struct mf_alloc_env *env, uint64_t first, uint64_t n)
     if (first > env->nr_frames || n > env->nr_frames - first)
         return MF_PL_RANGE;
 #if defined(BUDDY_PAGE)
+    b->free += n;
     for (; n; n--)
         insert(b, first++, 0);
 #else
@@ -213,6 +230,7 @@ static int buddy_add(const struct mf_alloc_env *env, uint64_t first, uint64_t n)
             return MF_PL_RANGE;
 #endif
         insert(b, first, order);
+        b->free += UINT64_C(1) << order;
         first += UINT64_C(1) << order;
         n -= UINT64_C(1) << order;
     }
@@ -220,36 +238,98 @@ static int buddy_add(const struct mf_alloc_env *env, uint64_t first, uint64_t n)
     return MF_PL_OK;
 }
 
-static int buddy_alloc(const struct mf_alloc_env *env, uint32_t cpu, uint32_t order,
-                       uint64_t *first)
+/* Takes a block off the lists, splitting a larger one; false when there is none. */
+static inline bool take(struct buddy *b, unsigned order, uint64_t *first)
 {
-    struct buddy *b = buddy_of(env);
-    uint32_t fit = order <= MF_ORDER_MAX ? b->orders >> order : 0;
-    unsigned have, l;
+    uint32_t fit = b->orders >> order;
+    unsigned have;
     uint64_t at;
 
-    (void)cpu;
     if (!fit)
-        return MF_PL_NO_MEMORY;
+        return false;
     have = order + (unsigned)__builtin_ctz(fit);
-    l = level_of(have);
-    at = (uint64_t)(b->head[have] - 1) << level_shift[l];
+    at = (uint64_t)(b->head[have] - 1) << level_shift[level_of(have)];
     unlink_block(b, at, have);
     while (have > order) {
         have--;
         push(b, at + (UINT64_C(1) << have), have);
     }
-    b->free -= UINT64_C(1) << order;
     *first = at;
+    return true;
+}
+
+static void drain_cache(struct buddy *b, struct cache *c)
+{
+    for (; c->n; c->n--)
+        insert(b, c->frame[--c->top % CACHE], 0);
+}
+
+static void buddy_drain(const struct mf_alloc_env *env)
+{
+    struct buddy *b = buddy_of(env);
+
+    for (uint32_t i = 0; i < env->nr_cpus; i++)
+        drain_cache(b, &b->cache[i]);
+}
+
+/* Fills an empty cache with one block: the smallest there is, or a part of a larger one. */
+static bool fill_cache(struct buddy *b, struct cache *c)
+{
+    unsigned order = b->orders ? (unsigned)__builtin_ctz(b->orders) : 0;
+    uint64_t first;
+
+    order = order < FILL_ORDER ? order : FILL_ORDER;
+    if (!take(b, order, &first))
+        return false;
+    c->n = 1u << order;
+    c->top = c->n;
+    for (uint32_t i = 0; i < c->n; i++) /* the lowest is given first */
+        c->frame[i] = (uint32_t)first + c->n - 1 - i;
+    return true;
+}
+
+static int buddy_alloc(const struct mf_alloc_env *env, uint32_t cpu, uint32_t order,
+                       uint64_t *first)
+{
+    struct buddy *b = buddy_of(env);
+    struct cache *c = &b->cache[cpu];
+
+    if (order > MF_ORDER_MAX)
+        return MF_PL_NO_MEMORY;
+    if (!order) {
+        if (!c->n && !fill_cache(b, c)) {
+            buddy_drain(env); /* what there still is lies in other caches */
+            if (!fill_cache(b, c))
+                return MF_PL_NO_MEMORY;
+        }
+        c->n--;
+        *first = c->frame[--c->top % CACHE];
+    } else if (!take(b, order, first)) {
+        buddy_drain(env);
+        if (!take(b, order, first))
+            return MF_PL_NO_MEMORY;
+    }
+    b->free -= UINT64_C(1) << order;
     return MF_PL_OK;
 }
 
 static int buddy_free(const struct mf_alloc_env *env, uint32_t cpu, uint64_t first, uint32_t order)
 {
-    (void)cpu;
+    struct buddy *b = buddy_of(env);
+    struct cache *c = &b->cache[cpu];
+
     if (order > MF_ORDER_MAX || first >= env->nr_frames)
         return MF_PL_RANGE;
-    insert(buddy_of(env), first, order);
+    b->free += UINT64_C(1) << order;
+    if (order) {
+        insert(b, first, order);
+        return MF_PL_OK;
+    }
+    if (c->n == CACHE)
+        insert(b, c->frame[c->top % CACHE], 0); /* the oldest, which this one replaces */
+    else
+        c->n++;
+    c->frame[c->top++ % CACHE] = (uint32_t)first;
     return MF_PL_OK;
 }
 
@@ -274,6 +354,8 @@ static void buddy_stats(const struct mf_alloc_env *env, struct mf_alloc_stats *o
         return;
     out->free_frames = b->free;
     out->cached = 0;
+    for (uint32_t i = 0; i < env->nr_cpus; i++)
+        out->cached += b->cache[i].n;
     for (unsigned k = 0; k < ORDERS; k++)
         out->free_blocks[k] = b->blocks[k];
 }
@@ -291,6 +373,7 @@ static const struct mf_allocator_ops buddy_ops = {
     .add = buddy_add,
     .alloc = buddy_alloc,
     .free = buddy_free,
+    .drain = buddy_drain,
     .list = buddy_list,
     .stats = buddy_stats,
     .fini = buddy_fini,

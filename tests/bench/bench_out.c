@@ -51,6 +51,14 @@ void bench_put_u64(struct bench_row *r, const char *key, uint64_t v)
         snprintf(c->human, sizeof c->human, "%" PRIu64, v);
 }
 
+void bench_put_tenths(struct bench_row *r, const char *key, uint64_t tenths)
+{
+    struct bench_cell *c = put(r, key);
+
+    snprintf(c->json, sizeof c->json, "%" PRIu64 ".%" PRIu64, tenths / 10, tenths % 10);
+    memcpy(c->human, c->json, sizeof c->human - 1);
+}
+
 /* Quotes and backslashes do not occur in names; anything that would need an escape is dropped. */
 void bench_put_str(struct bench_row *r, const char *key, const char *v)
 {

@@ -36,6 +36,8 @@ struct bench_out *bench_out_new(const char *bench);
 struct bench_row *bench_out_row(struct bench_out *o);
 /* Keys that end in "_ns" are nanoseconds. */
 void bench_put_u64(struct bench_row *r, const char *key, uint64_t v);
+/* A value in tenths. */
+void bench_put_tenths(struct bench_row *r, const char *key, uint64_t tenths);
 void bench_put_str(struct bench_row *r, const char *key, const char *v);
 void bench_put_array(struct bench_row *r, const char *key, const uint64_t *v, unsigned n);
 void bench_out_print(const struct bench_out *o, bool json);

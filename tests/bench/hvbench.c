@@ -12,6 +12,7 @@ static const struct {
     const char *text;
 } subcommands[] = {
     {"heap-init", bench_heap_init, "time from an empty heap to all frames given"},
+    {"alloc", bench_alloc, "an allocation and a free"},
     {"zap", bench_zap, "teardown of a second stage"},
     {"lifecycle", bench_lifecycle, "whole lives of a guest inside the core"},
 };
