@@ -3,10 +3,11 @@
  * goes through the tree in pre-order, one entry a loop, and removes what it meets at its level;
  * tables are empty by then, because the passes before emptied them.
  *
- * One source, two plugins:
- *   PASSES_SCAN  every entry is a loop
- *   PASSES_SKIP  a loop that meets an absent entry steps over up to 32 further ones; when it comes
- * to a present one it stops there and handles it in the same loop
+ * One source, three plugins:
+ *   PASSES_SCAN     every entry is a loop
+ *   PASSES_PRESENT  every present entry is a loop; to find them all entries are still read
+ *   PASSES_SKIP     a loop that meets an absent entry steps over up to 32 further ones; when it
+ * comes to a present one it stops there and handles it in the same loop
  */
 #include "proto/plugin.h"
 
@@ -18,8 +19,12 @@
 #define PASSES_NAME "skip"
 #define PASSES_TEXT "four passes, stepping over up to 32 absent entries in a loop"
 #define SKIP_MAX    32u
+#elif defined(PASSES_PRESENT)
+#define PASSES_NAME "present"
+#define PASSES_TEXT "four passes, one loop for each present entry"
+#define SKIP_MAX    0u
 #else
-#error "define PASSES_SCAN or PASSES_SKIP"
+#error "define PASSES_SCAN, PASSES_SKIP or PASSES_PRESENT"
 #endif
 
 #define TOP        4u
@@ -132,6 +137,27 @@ static bool settle(struct mf_zap *z, struct passes *s)
     return true;
 }
 
+#if defined(PASSES_PRESENT)
+#define READS 64u /* entries read that cost as much as a loop */
+
+/* Reads on to the next present entry, at most READS of them; true when the walk is at one. */
+static bool find_present(struct passes *s)
+{
+    struct place *p = &s->place[s->level];
+
+    for (uint32_t n = 0; n < READS && p->at <= p->hi; n++, p->at++)
+        if (load(p->table, p->at))
+            return true;
+    return false;
+}
+#else
+static bool find_present(struct passes *s)
+{
+    (void)s; /* absent entries are visited too */
+    return true;
+}
+#endif
+
 static int passes_step(struct mf_zap *z, void *state, uint32_t budget)
 {
     struct passes *s = state;
@@ -141,6 +167,8 @@ static int passes_step(struct mf_zap *z, void *state, uint32_t budget)
 
         if (!budget--)
             return MF_PL_AGAIN;
+        if (!find_present(s))
+            continue;
         rc = visit(z, s);
         if (rc != MF_PL_OK)
             return rc;

@@ -404,7 +404,7 @@ struct model {
     uint64_t seed;
 };
 
-static const char *const strategies[] = {"scan", "skip", "single", "tracked"};
+static const char *const strategies[] = {"scan", "skip", "present", "single", "tracked"};
 
 /* Model gfns are spread so that every level of table is used. */
 static uint64_t spread(unsigned i)
@@ -431,7 +431,8 @@ static void model_begin(struct model *m)
 {
     uint64_t a = spread((unsigned)(mm_test_random(&m->seed) % MODEL_GFNS));
     uint64_t b = spread((unsigned)(mm_test_random(&m->seed) % MODEL_GFNS));
-    const char *name = strategies[mm_test_random(&m->seed) % 4];
+    const char *name =
+        strategies[mm_test_random(&m->seed) % (sizeof strategies / sizeof strategies[0])];
 
     m->first = a < b ? a : b;
     m->last = a < b ? b : a;

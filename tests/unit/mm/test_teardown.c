@@ -12,7 +12,7 @@
 
 #define OWNER OWNER_VM(1)
 
-static const char *const strategies[] = {"scan", "skip", "single", "tracked"};
+static const char *const strategies[] = {"scan", "skip", "present", "single", "tracked"};
 #define STRATEGIES (sizeof strategies / sizeof strategies[0])
 
 static struct stage2 *make(struct mm_testenv *e, unsigned roots, bool track, unsigned fault_order)
@@ -52,6 +52,7 @@ struct expected {
 static const struct expected expected[] = {
     {"scan", 9216, {3584, 2048, 1024, 512}, {512, 512, 512, 512}},
     {"skip", 303, {118, 69, 35, 17}, {16, 16, 16, 16}},
+    {"present", 18, {8, 6, 3, 1}, {0}},
     {"single", 8, {0}, {0}},
     {"tracked", 8, {0}, {0}},
 };
