@@ -1,0 +1,307 @@
+#include "hv/cpu/soft/code.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "hv/cpu/soft/decode.h"
+#include "hv/cpu/soft/mmu.h"
+
+#define LINE_SHIFT 6u
+#define BUCKETS    32u
+#define PAGES_MAX  512u /* beyond it the cache starts over */
+#define PAGES_KEPT 4u   /* by a vCPU that waits in the pool */
+#define INSN_MAX   15u
+#define HEADS      64u
+
+struct code_page {
+    uint64_t gfn;
+    uint8_t mode;
+    uint64_t epoch; /* of the cache, when the bytes were last known to be those in memory */
+    uint64_t lines; /* 64-byte lines that were decoded from: their bytes count */
+    struct code_page *next;
+    struct stored_block *head[HEADS]; /* by offset of the first instruction */
+    uint8_t bytes[FRAME_SIZE];
+};
+
+struct stored_block {
+    struct block b;
+    unsigned at; /* offset of its first instruction */
+    struct stored_block *next;
+    struct op ops[];
+};
+
+struct code_cache {
+    uint64_t epoch;
+    unsigned nr_pages;
+    struct code_page *bucket[BUCKETS];
+    struct block cross; /* the last instruction that went over a page's end */
+    struct op cross_ops[2];
+};
+
+static unsigned bucket_of(uint64_t gfn)
+{
+    return (unsigned)(gfn % BUCKETS);
+}
+
+struct code_cache *code_cache_create(void)
+{
+    struct code_cache *cc = calloc(1, sizeof *cc);
+
+    if (cc)
+        cc->epoch = 1;
+    return cc;
+}
+
+static void page_clear(struct code_page *p)
+{
+    for (unsigned i = 0; i < HEADS; i++) {
+        struct stored_block *s;
+
+        while ((s = p->head[i])) {
+            p->head[i] = s->next;
+            free(s);
+        }
+    }
+    p->lines = 0;
+}
+
+static void cache_empty(struct code_cache *cc)
+{
+    for (unsigned i = 0; i < BUCKETS; i++) {
+        struct code_page *p;
+
+        while ((p = cc->bucket[i])) {
+            cc->bucket[i] = p->next;
+            page_clear(p);
+            free(p);
+        }
+    }
+    cc->nr_pages = 0;
+}
+
+void code_cache_destroy(struct code_cache *cc)
+{
+    if (!cc)
+        return;
+    cache_empty(cc);
+    free(cc);
+}
+
+void code_doubt_all(struct cpu *c)
+{
+    c->code->epoch++;
+    c->jump_gen++;
+    c->smc = true;
+}
+
+void code_cache_trim(struct code_cache *cc)
+{
+    if (cc->nr_pages > PAGES_KEPT)
+        cache_empty(cc);
+}
+
+bool code_watches(const struct cpu *c, uint64_t g)
+{
+    for (const struct code_page *p = c->code->bucket[bucket_of(g)]; p; p = p->next)
+        if (p->gfn == g && p->lines)
+            return true;
+    return false;
+}
+
+void code_written(struct cpu *c, uint64_t at, unsigned size)
+{
+    uint64_t g = at >> FRAME_SHIFT;
+    unsigned first = (unsigned)(PAGE_OFFS(at) >> LINE_SHIFT);
+    unsigned last = (unsigned)(PAGE_OFFS(at + size - 1) >> LINE_SHIFT);
+    uint64_t hit = (UINT64_MAX >> (63 - (last - first))) << first;
+
+    for (struct code_page *p = c->code->bucket[bucket_of(g)]; p; p = p->next) {
+        if (p->gfn != g || !(p->lines & hit))
+            continue;
+        p->epoch = 0;
+        c->jump_gen++;
+        c->smc = true;
+    }
+}
+
+/* ---- lookup */
+
+static struct code_page *page_get(struct cpu *c, uint64_t g)
+{
+    struct code_cache *cc = c->code;
+    struct code_page *p;
+
+    for (p = cc->bucket[bucket_of(g)]; p; p = p->next)
+        if (p->gfn == g && p->mode == c->mode)
+            return p;
+    if (cc->nr_pages >= PAGES_MAX) {
+        cache_empty(cc);
+        c->jump_gen++;
+    }
+    p = calloc(1, sizeof *p);
+    if (!p)
+        return NULL;
+    p->gfn = g;
+    p->mode = c->mode;
+    p->epoch = cc->epoch;
+    p->next = cc->bucket[bucket_of(g)];
+    cc->bucket[bucket_of(g)] = p;
+    cc->nr_pages++;
+    return p;
+}
+
+/* The bytes decoded from are still those in memory, or the page is empty now. */
+static void page_check(struct cpu *c, struct code_page *p, const uint8_t *host)
+{
+    if (p->epoch == c->code->epoch)
+        return;
+    p->epoch = c->code->epoch;
+    for (uint64_t left = p->lines; left; left &= left - 1) {
+        unsigned at = (unsigned)__builtin_ctzll(left) << LINE_SHIFT;
+
+        if (memcmp(p->bytes + at, host + at, 1u << LINE_SHIFT)) {
+            page_clear(p);
+            c->jump_gen++;
+            break;
+        }
+    }
+    if (p->lines)
+        mmu_unwrite(c, p->gfn);
+}
+
+static void page_note(struct cpu *c, struct code_page *p, const uint8_t *host, unsigned from,
+                      unsigned to)
+{
+    for (unsigned line = from >> LINE_SHIFT; line <= (to - 1) >> LINE_SHIFT; line++) {
+        if (p->lines >> line & 1)
+            continue;
+        if (!p->lines)
+            mmu_unwrite(c, p->gfn);
+        p->lines |= UINT64_C(1) << line;
+        memcpy(p->bytes + (line << LINE_SHIFT), host + (line << LINE_SHIFT), 1u << LINE_SHIFT);
+    }
+}
+
+/* Decodes a run of instructions that lie wholly in the page. NULL: the first one does not. */
+static struct block *page_decode(struct cpu *c, struct code_page *p, const uint8_t *host,
+                                 unsigned at, bool *no_memory)
+{
+    struct op ops[BLOCK_OPS + 1];
+    unsigned n = 0, pos = at;
+    struct stored_block *s;
+    enum decoded d = DECODED;
+
+    while (n < BLOCK_OPS && d == DECODED && pos < FRAME_SIZE) {
+        d = decode_op(c->mode, host + pos, (unsigned)FRAME_SIZE - pos, &ops[n]);
+        if (d == DECODED_SHORT)
+            break;
+        c->decodes++;
+        pos += ops[n++].len;
+    }
+    if (!n)
+        return NULL;
+    memset(&ops[n], 0, sizeof ops[n]);
+    s = malloc(sizeof *s + (n + 1) * sizeof ops[0]);
+    *no_memory = !s;
+    if (!s)
+        return NULL;
+    page_note(c, p, host, at, pos);
+    memcpy(s->ops, ops, (n + 1) * sizeof ops[0]);
+    s->b = (struct block){s->ops, n};
+    s->at = at;
+    s->next = p->head[at % HEADS];
+    p->head[at % HEADS] = s;
+    return &s->b;
+}
+
+/* One instruction that goes on in the next page: decoded each time, from both. */
+static struct block *cross_decode(struct cpu *c, uint64_t lin, const uint8_t *host, unsigned n)
+{
+    uint8_t bytes[INSN_MAX];
+    uint64_t next = cpu_long(c) ? lin + n : (uint32_t)(lin + n);
+    struct mmu_ref ref;
+
+    memcpy(bytes, host, n);
+    if (!mmu_ref(c, next, MMU_X, c->cpl == 3, &ref))
+        return NULL;
+    if (!ref.host) {
+        c->v->bad_gpa = gpa(ref.gpa);
+        cpu_leave(c, CPU_EXIT_BAD_ACCESS);
+        return NULL;
+    }
+    memcpy(bytes + n, ref.host, INSN_MAX - n);
+    memset(c->code->cross_ops, 0, sizeof c->code->cross_ops);
+    decode_op(c->mode, bytes, INSN_MAX, &c->code->cross_ops[0]);
+    c->decodes++;
+    c->code->cross = (struct block){c->code->cross_ops, 1};
+    c->smc = true; /* not to be kept in the jump cache */
+    return &c->code->cross;
+}
+
+static struct block *out_of_memory(struct cpu *c)
+{
+    c->v->status = MF_E_NO_MEMORY;
+    cpu_leave(c, CPU_EXIT_NO_MEMORY);
+    return NULL;
+}
+
+/* Linear address of the next instruction. */
+static bool code_lin(struct cpu *c, uint64_t *lin)
+{
+    const struct cpu_segment *cs = &c->seg[CPU_CS];
+
+    if (c->mode == MODE_64) {
+        *lin = c->rip;
+        return true;
+    }
+    if (c->rip > cs->limit)
+        return cpu_raise(c, VEC_GP, 0);
+    *lin = (uint32_t)(cs->base + c->rip);
+    return true;
+}
+
+static bool code_host(struct cpu *c, uint64_t lin, const uint8_t **host, uint64_t *g)
+{
+    const struct tlb_entry *e = tlb_slot(c->tlb, lin);
+    struct mmu_ref ref;
+
+    if (likely(e->x == ((lin & PAGE_MASK) | c->tlb_gen))) {
+        *host = (const uint8_t *)(e->addend + (uintptr_t)lin);
+        *g = e->gfn;
+        return true;
+    }
+    if (!mmu_ref(c, lin, MMU_X, c->cpl == 3, &ref))
+        return false;
+    if (!ref.host) {
+        c->v->bad_gpa = gpa(ref.gpa);
+        return cpu_leave(c, CPU_EXIT_BAD_ACCESS);
+    }
+    *host = ref.host;
+    *g = ref.gpa >> FRAME_SHIFT;
+    return true;
+}
+
+struct block *code_find(struct cpu *c)
+{
+    bool no_memory = false;
+    const uint8_t *host;
+    struct code_page *p;
+    struct block *b;
+    uint64_t lin, g;
+    unsigned at;
+
+    if (!code_lin(c, &lin) || !code_host(c, lin, &host, &g))
+        return NULL;
+    at = (unsigned)PAGE_OFFS(lin);
+    p = page_get(c, g);
+    if (!p)
+        return out_of_memory(c);
+    page_check(c, p, host - at);
+    for (struct stored_block *s = p->head[at % HEADS]; s; s = s->next)
+        if (s->at == at)
+            return &s->b;
+    b = page_decode(c, p, host - at, at, &no_memory);
+    if (b)
+        return b;
+    return no_memory ? out_of_memory(c) : cross_decode(c, lin, host, (unsigned)FRAME_SIZE - at);
+}

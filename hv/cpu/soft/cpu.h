@@ -1,0 +1,331 @@
+/*
+ * The software engine's own view of a vCPU. Only hv/cpu/soft includes this.
+ *
+ * A guest instruction is decoded once (decode.c, Zydis) into a `struct op` of 32 bytes: a handler
+ * and its operands. Straight runs of ops, up to a branch or the end of the page, make a block;
+ * blocks are found by guest frame, offset and decode mode (code.c).
+ *
+ *   run -> block -> op->fn(c, op) == R_OK -> op + 1 ... -> the op without handler ends the block
+ *
+ * A handler that cannot finish changes nothing that the guest sees, queues an exception or an exit
+ * and returns R_STOP; one that changed the way on (branch, mode, end of slice) returns R_BREAK with
+ * c->rip set. While a handler runs c->rip is the address of its instruction, c->next the one behind
+ * it.
+ */
+#ifndef MAYFLY_CPU_SOFT_CPU_H
+#define MAYFLY_CPU_SOFT_CPU_H
+
+#include "hv/cpu/engine.h"
+
+#define likely(x)   __builtin_expect(!!(x), 1)
+#define unlikely(x) __builtin_expect(!!(x), 0)
+
+#define PAGE_MASK    (~(FRAME_SIZE - 1))
+#define PAGE_OFFS(x) ((uint64_t)(x) & (FRAME_SIZE - 1))
+
+#define REG_ZERO 16u /* always zero: "no base", "no index" */
+#define REG_HIGH 18u /* byte registers AH CH DH BH: REG_HIGH + 0 ... 3 */
+
+struct cpu;
+struct op;
+
+enum op_result { R_OK, R_BREAK, R_STOP };
+typedef enum op_result (*op_fn)(struct cpu *c, const struct op *op);
+
+struct op {
+    op_fn fn;                        /* NULL: end of the block */
+    uint8_t len;                     /* bytes of the instruction */
+    uint8_t size;                    /* operand bytes: 1, 2, 4, 8 */
+    uint8_t rm, reg;                 /* register operands: destination, source */
+    uint8_t base, index, scale, asz; /* memory operand; asz: address bytes 2, 4, 8 */
+    uint8_t seg;                     /* CPU_ES ... */
+    uint8_t flags;                   /* OPF_* */
+    uint8_t sub;                     /* condition code, operation, byte count: the handler's own */
+    uint8_t size2;                   /* bytes of the second operand where it differs */
+    int32_t disp;
+    uint64_t imm;
+};
+_Static_assert(sizeof(struct op) == 32, "an op is 32 bytes");
+
+#define OPF_MEM   0x01u /* rm is memory */
+#define OPF_REP   0x02u /* F3 */
+#define OPF_REPNE 0x04u /* F2 */
+#define OPF_IMM   0x08u /* the count or source is op->imm */
+#define OPF_RIP   0x10u /* RIP relative */
+
+/* Decode modes: what the meaning of the bytes depends on. */
+enum cpu_mode { MODE_16, MODE_32, MODE_64 };
+
+#define TLB_BITS 8u
+#define TLB_SIZE (1u << TLB_BITS)
+
+/* Tags are the linear page and, in the low bits, the generation: a flush counts it up. */
+struct tlb_entry {
+    uint64_t r, w, x;
+    uintptr_t addend; /* host address minus linear address */
+    uint64_t gfn;
+};
+
+#define PTLB_SIZE 32u
+
+/* Guest frame to host page, below the TLB. */
+struct ptlb_entry {
+    uint64_t tag_r, tag_w; /* gfn << 12 | generation */
+    uint8_t *host;
+};
+
+struct block;
+
+#define JUMP_SIZE 64u
+
+struct jump_entry {
+    uint64_t rip;
+    uint64_t gen;
+    struct block *block;
+};
+
+struct cpu_exc {
+    uint8_t vec;
+    bool pending;
+    bool external; /* an interrupt: no error code */
+    uint32_t err;
+};
+
+struct code_cache;
+
+struct cpu {
+    uint64_t r[17]; /* general registers, then REG_ZERO */
+
+    /* Lazy arithmetic flags, see flags.h. */
+    uint64_t fl_res, fl_cv;
+    uint32_t fl_aux;
+    uint32_t fl_sys; /* the rest of RFLAGS, bit 1 set */
+
+    uint64_t rip, next;
+    struct tlb_entry *tlb; /* of the present privilege */
+    uint8_t cpl, mode, stack_size;
+    uint8_t checked;             /* bit per segment: accesses through it need mmu_seg */
+    uint64_t seg_base[CPU_SEGS]; /* what is added, zero where 64-bit code ignores the base */
+    struct vcpu *v;
+    uint8_t *arena_base;
+
+    struct cpu_exc exc;
+    bool exiting;
+    enum cpu_exit exit;
+    bool smc;    /* code of this vCPU was written: blocks must be looked up anew */
+    bool shadow; /* no interrupt before the next instruction ends */
+    bool shadow_next;
+    uint64_t count, budget; /* instructions of this run */
+
+    struct cpu_segment seg[CPU_SEGS], ldtr, tr;
+    uint64_t gdt_base, idt_base;
+    uint32_t gdt_limit, idt_limit;
+    uint64_t cr0, cr2, cr3, cr4, cr8, efer;
+    uint64_t dr[8];
+    uint64_t star, lstar, cstar, sfmask, kernel_gs_base, tsc_aux;
+    uint64_t sysenter_cs, sysenter_esp, sysenter_eip;
+    uint64_t apic_base, pat, tsc_offset;
+    bool halted, wait_sipi, nmi_blocked;
+    uint64_t decodes, tlb_misses, faults; /* of this run */
+
+    _Atomic uint32_t code_told; /* page_written was called: compare cached code with memory */
+    uint8_t fx[512];
+
+    /* From here on: kept when the vCPU waits in the pool. What the caches hold is told from what is
+     * valid by the generations, which never go back. */
+    struct cpu *next_free; /* in the pool; of the VM's list otherwise */
+    struct code_cache *code;
+    uint64_t tlb_gen, ptlb_gen; /* low 12 bits of a tag */
+    uint64_t jump_gen;
+    struct ptlb_entry ptlb[PTLB_SIZE];
+    struct jump_entry jump[JUMP_SIZE];
+    struct tlb_entry tlbs[2][TLB_SIZE]; /* supervisor, user */
+};
+
+/* RFLAGS. */
+#define FL_CF    0x1u
+#define FL_ONE   0x2u
+#define FL_PF    0x4u
+#define FL_AF    0x10u
+#define FL_ZF    0x40u
+#define FL_SF    0x80u
+#define FL_TF    0x100u
+#define FL_IF    0x200u
+#define FL_DF    0x400u
+#define FL_OF    0x800u
+#define FL_IOPL  0x3000u
+#define FL_NT    0x4000u
+#define FL_RF    0x10000u
+#define FL_VM    0x20000u
+#define FL_AC    0x40000u
+#define FL_VIF   0x80000u
+#define FL_VIP   0x100000u
+#define FL_ID    0x200000u
+#define FL_ARITH (FL_CF | FL_PF | FL_AF | FL_ZF | FL_SF | FL_OF)
+
+#define CR0_PE 0x1u
+#define CR0_MP 0x2u
+#define CR0_EM 0x4u
+#define CR0_TS 0x8u
+#define CR0_ET 0x10u
+#define CR0_NE 0x20u
+#define CR0_WP 0x10000u
+#define CR0_AM 0x40000u
+#define CR0_NW 0x20000000u
+#define CR0_CD 0x40000000u
+#define CR0_PG 0x80000000u
+#define CR0_BITS                                                                                   \
+    (CR0_PE | CR0_MP | CR0_EM | CR0_TS | CR0_ET | CR0_NE | CR0_WP | CR0_AM | CR0_NW | CR0_CD |     \
+     CR0_PG)
+
+#define CR4_TSD  0x4u
+#define CR4_DE   0x8u
+#define CR4_PSE  0x10u
+#define CR4_PAE  0x20u
+#define CR4_PGE  0x80u
+#define CR4_PCE  0x100u
+#define CR4_BITS (CR4_TSD | CR4_DE | CR4_PSE | CR4_PAE | CR4_PGE | CR4_PCE)
+
+#define EFER_SCE  0x1u
+#define EFER_LME  0x100u
+#define EFER_LMA  0x400u
+#define EFER_NX   0x800u
+#define EFER_BITS (EFER_SCE | EFER_LME | EFER_LMA | EFER_NX)
+
+enum {
+    VEC_DE = 0,
+    VEC_DB = 1,
+    VEC_NMI = 2,
+    VEC_BP = 3,
+    VEC_OF = 4,
+    VEC_BR = 5,
+    VEC_UD = 6,
+    VEC_NM = 7,
+    VEC_DF = 8,
+    VEC_TS = 10,
+    VEC_NP = 11,
+    VEC_SS = 12,
+    VEC_GP = 13,
+    VEC_PF = 14,
+    VEC_MF = 16,
+    VEC_AC = 17,
+};
+
+static inline bool cpu_long(const struct cpu *c)
+{
+    return (c->efer & EFER_LMA) != 0;
+}
+
+static inline bool cpu_protected(const struct cpu *c)
+{
+    return (c->cr0 & CR0_PE) != 0;
+}
+
+static inline bool cpu_vm86(const struct cpu *c)
+{
+    return (c->fl_sys & FL_VM) != 0;
+}
+
+/* Protected mode that is not virtual-8086: descriptors are what selectors mean. */
+static inline bool cpu_descriptors(const struct cpu *c)
+{
+    return cpu_protected(c) && !cpu_vm86(c);
+}
+
+static inline bool is_canonical(uint64_t a)
+{
+    return (uint64_t)((int64_t)(a << 16) >> 16) == a;
+}
+
+/* Queues an exception; always false, so that a check can return it. */
+static inline bool cpu_raise(struct cpu *c, unsigned vec, uint32_t err)
+{
+    c->exc = (struct cpu_exc){.vec = (uint8_t)vec, .pending = true, .err = err};
+    return false;
+}
+
+static inline enum op_result op_raise(struct cpu *c, unsigned vec, uint32_t err)
+{
+    cpu_raise(c, vec, err);
+    return R_STOP;
+}
+
+/* The run ends with `e` before this instruction; always false. */
+static inline bool cpu_leave(struct cpu *c, enum cpu_exit e)
+{
+    c->exit = e;
+    c->exiting = true;
+    return false;
+}
+
+/* The run ends with `e` behind this instruction. */
+static inline enum op_result op_leave(struct cpu *c, enum cpu_exit e)
+{
+    c->rip = c->next;
+    c->exit = e;
+    c->exiting = true;
+    return R_BREAK;
+}
+
+static inline enum op_result op_jump(struct cpu *c, uint64_t ip)
+{
+    c->rip = ip;
+    return R_BREAK;
+}
+
+static inline uint64_t size_mask(unsigned size)
+{
+    return size == 8 ? UINT64_MAX : (UINT64_C(1) << (size * 8)) - 1;
+}
+
+static inline uint64_t sign_extend(uint64_t v, unsigned size)
+{
+    unsigned s = 64 - size * 8;
+
+    return (uint64_t)((int64_t)(v << s) >> s);
+}
+
+/* ---- registers by operand number */
+
+static inline uint64_t reg_get(const struct cpu *c, unsigned n, unsigned size)
+{
+    if (size == 1 && n >= REG_HIGH)
+        return (uint8_t)(c->r[n - REG_HIGH] >> 8);
+    return c->r[n] & size_mask(size);
+}
+
+/* 32-bit writes clear the upper half, narrower ones keep the rest. */
+static inline void reg_set(struct cpu *c, unsigned n, unsigned size, uint64_t v)
+{
+    switch (size) {
+    case 8:
+        c->r[n] = v;
+        break;
+    case 4:
+        c->r[n] = (uint32_t)v;
+        break;
+    case 2:
+        c->r[n] = (c->r[n] & ~UINT64_C(0xffff)) | (uint16_t)v;
+        break;
+    default:
+        if (n >= REG_HIGH)
+            c->r[n - REG_HIGH] = (c->r[n - REG_HIGH] & ~UINT64_C(0xff00)) | ((v & 0xff) << 8);
+        else
+            c->r[n] = (c->r[n] & ~UINT64_C(0xff)) | (uint8_t)v;
+        break;
+    }
+}
+
+/* The width that an instruction pointer has now. */
+static inline uint64_t ip_mask(const struct cpu *c, uint64_t ip)
+{
+    return c->mode == MODE_64 ? ip : c->mode == MODE_32 ? (uint32_t)ip : ip & 0xffffffff;
+}
+
+/* ---- state.c */
+void cpu_update_mode(struct cpu *c); /* after CS, SS, CR0, EFER, RFLAGS.VM or any segment moved */
+void cpu_set_rflags(struct cpu *c, uint64_t v, uint32_t mask);
+void cpu_load_state(struct cpu *c, const struct cpu_state *s);
+void cpu_store_state(const struct cpu *c, struct cpu_state *s);
+
+#endif

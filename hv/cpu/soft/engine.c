@@ -1,0 +1,371 @@
+/* The engine's face to hv/vm: VM and vCPU objects, the pool, the run loop. */
+#include <pthread.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "hv/cpu/soft/code.h"
+#include "hv/cpu/soft/exc.h"
+#include "hv/cpu/soft/flags.h"
+#include "hv/cpu/soft/mmu.h"
+
+#define POOL_MAX 64u
+
+/* Of one VM: its vCPUs, for notices that come from other threads. */
+struct soft_vm {
+    pthread_mutex_t lock;
+    struct cpu *cpus; /* under lock */
+};
+
+/* vCPUs without a guest. Their caches stay warm; nothing of the former guest is valid in them. */
+static struct {
+    pthread_mutex_t lock;
+    struct cpu *first; /* under lock */
+    unsigned count;    /* under lock */
+} pool = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+/* ---- pool */
+
+static struct cpu *pool_get(void)
+{
+    struct cpu *c;
+
+    pthread_mutex_lock(&pool.lock);
+    c = pool.first;
+    if (c) {
+        pool.first = c->next_free;
+        pool.count--;
+    }
+    pthread_mutex_unlock(&pool.lock);
+    if (c)
+        return c;
+    c = calloc(1, sizeof *c);
+    if (c)
+        c->code = code_cache_create();
+    if (!c || !c->code) {
+        free(c);
+        return NULL;
+    }
+    c->tlb_gen = c->ptlb_gen = 1;
+    return c;
+}
+
+static void pool_put(struct cpu *c)
+{
+    bool kept;
+
+    memset(c, 0, offsetof(struct cpu, next_free));
+    code_cache_trim(c->code);
+    pthread_mutex_lock(&pool.lock);
+    kept = pool.count < POOL_MAX;
+    if (kept) {
+        c->next_free = pool.first;
+        pool.first = c;
+        pool.count++;
+    }
+    pthread_mutex_unlock(&pool.lock);
+    if (kept)
+        return;
+    code_cache_destroy(c->code);
+    free(c);
+}
+
+/* ---- objects */
+
+static enum mf_status soft_probe(const char **why)
+{
+    *why = "";
+    return MF_OK;
+}
+
+static enum mf_status soft_vm_init(struct engine_vm *vm)
+{
+    struct soft_vm *s = malloc(sizeof *s);
+
+    if (!s)
+        return MF_E_NO_MEMORY;
+    pthread_mutex_init(&s->lock, NULL);
+    s->cpus = NULL;
+    vm->priv = s;
+    return MF_OK;
+}
+
+static void soft_vm_fini(struct engine_vm *vm)
+{
+    struct soft_vm *s = vm->priv;
+
+    if (!s)
+        return;
+    pthread_mutex_destroy(&s->lock);
+    free(s);
+    vm->priv = NULL;
+}
+
+/* Everything that was translated or decoded may be something else now. */
+static void forget_memory(struct cpu *c)
+{
+    mmu_flush_all(c);
+    code_doubt_all(c);
+}
+
+static enum mf_status soft_vcpu_init(struct vcpu *v)
+{
+    struct soft_vm *s = v->vm->priv;
+    struct cpu *c = pool_get();
+    struct cpu_state reset;
+    enum mf_status st;
+
+    if (!c)
+        return MF_E_NO_MEMORY;
+    memset(c, 0, offsetof(struct cpu, next_free));
+    c->v = v;
+    c->arena_base = heap_arena(stage2_heap(v->vm->s2))->base;
+    st = s2_viewer_add(v->vm->s2, &v->viewer);
+    if (st != MF_OK) {
+        pool_put(c);
+        return st;
+    }
+    forget_memory(c);
+    cpu_state_reset(&reset);
+    cpu_load_state(c, &reset);
+    v->priv = c;
+    pthread_mutex_lock(&s->lock);
+    c->next_free = s->cpus;
+    s->cpus = c;
+    pthread_mutex_unlock(&s->lock);
+    return MF_OK;
+}
+
+static void soft_vcpu_fini(struct vcpu *v)
+{
+    struct soft_vm *s = v->vm->priv;
+    struct cpu *c = v->priv, **p;
+
+    if (!c)
+        return;
+    pthread_mutex_lock(&s->lock);
+    for (p = &s->cpus; *p != c; p = &(*p)->next_free)
+        ;
+    *p = c->next_free;
+    pthread_mutex_unlock(&s->lock);
+    s2_viewer_remove(&v->viewer);
+    v->priv = NULL;
+    pool_put(c);
+}
+
+static void soft_get_state(struct vcpu *v, struct cpu_state *s)
+{
+    cpu_store_state(v->priv, s);
+}
+
+static bool state_enterable(const struct cpu_state *s)
+{
+    bool paging = (s->cr0 & CR0_PG) != 0, lma = (s->efer & EFER_LMA) != 0;
+
+    if ((s->cr0 >> 32) || (s->cr4 & ~(uint64_t)CR4_BITS) || (s->efer & ~(uint64_t)EFER_BITS))
+        return false;
+    if ((paging && !(s->cr0 & CR0_PE)) || lma != (paging && (s->efer & EFER_LME)))
+        return false;
+    return (!lma || (s->cr4 & CR4_PAE)) && !(s->rflags & FL_VM) && !(s->rflags >> 32);
+}
+
+static enum mf_status soft_set_state(struct vcpu *v, const struct cpu_state *s)
+{
+    struct cpu *c = v->priv;
+
+    if (!state_enterable(s))
+        return MF_E_RANGE;
+    cpu_load_state(c, s);
+    c->exc.pending = false;
+    return MF_OK;
+}
+
+static void soft_kick(struct vcpu *v)
+{
+    atomic_fetch_or(&v->events, CPU_EVENT_KICK);
+}
+
+static void soft_page_written(struct engine_vm *vm, gfn_t g)
+{
+    struct soft_vm *s = vm->priv;
+
+    (void)g;
+    pthread_mutex_lock(&s->lock);
+    for (struct cpu *c = s->cpus; c; c = c->next_free)
+        atomic_store_explicit(&c->code_told, 1, memory_order_release);
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* ---- run loop */
+
+static bool queue_interrupt(struct cpu *c, unsigned vec)
+{
+    c->exc = (struct cpu_exc){.vec = (uint8_t)vec, .pending = true, .external = true};
+    c->halted = false;
+    return true;
+}
+
+/* Serves what others asked for. True: something is queued, look again before going on. */
+static bool serve_events(struct cpu *c)
+{
+    uint32_t events = atomic_load_explicit(&c->v->events, memory_order_acquire);
+    int vec;
+
+    if (likely(!events))
+        return false;
+    if (events & CPU_EVENT_KICK) {
+        atomic_fetch_and(&c->v->events, ~CPU_EVENT_KICK);
+        return !cpu_leave(c, CPU_EXIT_EVENT);
+    }
+    if (c->shadow)
+        return false;
+    if ((events & CPU_EVENT_NMI) && !c->nmi_blocked) {
+        atomic_fetch_and(&c->v->events, ~CPU_EVENT_NMI);
+        c->nmi_blocked = true;
+        return queue_interrupt(c, VEC_NMI);
+    }
+    if (!(events & CPU_EVENT_INTR) || !(c->fl_sys & FL_IF))
+        return false;
+    vec = c->v->mops->intr_ack(c->v->machine, c->v);
+    if (vec >= 0)
+        return queue_interrupt(c, (unsigned)vec);
+    atomic_fetch_and(&c->v->events, ~CPU_EVENT_INTR);
+    return false;
+}
+
+static void look_at_memory(struct cpu *c)
+{
+    if (unlikely(s2_viewer_stale(&c->v->viewer))) {
+        forget_memory(c);
+        s2_viewer_ack(&c->v->viewer);
+    }
+    if (unlikely(atomic_load_explicit(&c->code_told, memory_order_relaxed)) &&
+        atomic_exchange_explicit(&c->code_told, 0, memory_order_acquire))
+        code_doubt_all(c);
+}
+
+static struct block *next_block(struct cpu *c)
+{
+    struct jump_entry *e = &c->jump[(c->rip ^ (c->rip >> 6)) % JUMP_SIZE];
+    struct block *b;
+
+    c->smc = false;
+    if (likely(e->rip == c->rip && e->gen == c->jump_gen && e->block))
+        return e->block;
+    b = code_find(c);
+    if (b && !c->smc)
+        *e = (struct jump_entry){c->rip, c->jump_gen, b};
+    return b;
+}
+
+static uint64_t next_ip(const struct cpu *c, const struct op *op)
+{
+    uint64_t ip = c->rip + op->len;
+
+    return c->mode == MODE_64 ? ip : (uint32_t)ip;
+}
+
+/* Runs ops of a block; `one`: a single one. False: an exception or exit stopped it. */
+static bool run_block(struct cpu *c, const struct block *b, bool one)
+{
+    const struct op *op = b->ops;
+    uint64_t n = 0;
+    enum op_result r;
+
+    do {
+        c->next = next_ip(c, op);
+        r = op->fn(c, op);
+        if (unlikely(r != R_OK))
+            break;
+        c->rip = c->next;
+        n++;
+        op++;
+    } while (op->fn && !c->smc && !one);
+    c->count += n + (r == R_BREAK);
+    return r != R_STOP;
+}
+
+/* The trap after an instruction that began with TF set. */
+static void single_step_trap(struct cpu *c)
+{
+    c->dr[6] |= 0x4000;
+    cpu_raise(c, VEC_DB, 0);
+}
+
+static void run_slice(struct cpu *c)
+{
+    bool step = (c->fl_sys & FL_TF) != 0, done;
+    struct block *b = next_block(c);
+
+    if (!b)
+        return;
+    done = run_block(c, b, step || c->shadow);
+    if (!done)
+        return;
+    c->shadow = c->shadow_next;
+    c->shadow_next = false;
+    if (unlikely(step))
+        single_step_trap(c);
+}
+
+static void run_loop(struct cpu *c)
+{
+    while (!c->exiting) {
+        if (unlikely(c->exc.pending)) {
+            exc_deliver(c);
+            continue;
+        }
+        look_at_memory(c);
+        if (serve_events(c))
+            continue;
+        if (unlikely(c->halted || c->wait_sipi))
+            cpu_leave(c, CPU_EXIT_HALT);
+        else if (c->count >= c->budget)
+            cpu_leave(c, CPU_EXIT_BUDGET);
+        else
+            run_slice(c);
+    }
+}
+
+static void add_relaxed(_Atomic uint64_t *to, uint64_t n)
+{
+    atomic_fetch_add_explicit(to, n, memory_order_relaxed);
+}
+
+static enum cpu_exit soft_run(struct vcpu *v, uint64_t budget)
+{
+    struct cpu *c = v->priv;
+
+    c->count = c->decodes = c->tlb_misses = c->faults = 0;
+    c->budget = budget;
+    c->exiting = false;
+    if (s2_viewer_enter(&v->viewer))
+        forget_memory(c);
+    run_loop(c);
+    s2_viewer_leave(&v->viewer);
+    add_relaxed(&v->instructions, c->count);
+    add_relaxed(&v->decodes, c->decodes);
+    add_relaxed(&v->tlb_misses, c->tlb_misses);
+    add_relaxed(&v->stage2_faults, c->faults);
+    return c->exit;
+}
+
+const struct engine_ops *engine_soft(void)
+{
+    static const struct engine_ops ops = {
+        .name = "soft",
+        .kind = ENGINE_SOFT,
+        .probe = soft_probe,
+        .vm_init = soft_vm_init,
+        .vm_fini = soft_vm_fini,
+        .vcpu_init = soft_vcpu_init,
+        .vcpu_fini = soft_vcpu_fini,
+        .get_state = soft_get_state,
+        .set_state = soft_set_state,
+        .run = soft_run,
+        .kick = soft_kick,
+        .page_written = soft_page_written,
+    };
+
+    return &ops;
+}
