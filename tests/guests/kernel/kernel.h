@@ -103,6 +103,18 @@ static inline void invlpg(uint64_t va)
     __asm__ volatile("invlpg (%0)" : : "r"(va) : "memory");
 }
 
+static inline uint64_t read_cr0(void)
+{
+    uint64_t v;
+    __asm__ volatile("movq %%cr0, %0" : "=r"(v));
+    return v;
+}
+
+static inline void write_cr0(uint64_t v)
+{
+    __asm__ volatile("movq %0, %%cr0" : : "r"(v) : "memory");
+}
+
 static inline uint64_t read_cr3(void)
 {
     uint64_t v;

@@ -76,4 +76,5 @@ void paging_init(void)
         for (uint64_t at = ram[i].first & ~(uint64_t)(LARGE - 1); at < ram[i].end; at += LARGE)
             *pde_of(at) = at | PTE_P | PTE_W | PTE_PS;
     write_cr3(root);
+    write_cr0(read_cr0() | CR0_WP); /* a 64-bit loader may have left it out */
 }
