@@ -83,6 +83,17 @@ enum mf_status heap_alloc(struct heap *h, unsigned cpu, unsigned order, uint32_t
  */
 enum mf_status heap_free(struct heap *h, unsigned cpu, mfn_t m, unsigned order, uint32_t owner);
 
+/*
+ * Turns one block in use into blocks of order `to` of the same owner and type, so that parts of it
+ * can go back alone; heap_join does the reverse with blocks that all are of one owner, type and
+ * order. At most 512 parts. The unions of the parts' records are zero after it. Errors, with
+ * nothing changed: those of heap_free, not counted as refused frees.
+ */
+enum mf_status heap_split(struct heap *h, unsigned cpu, mfn_t m, unsigned order, unsigned to,
+                          uint32_t owner);
+enum mf_status heap_join(struct heap *h, unsigned cpu, mfn_t m, unsigned order, unsigned to,
+                         uint32_t owner);
+
 /* The record of frame `m`, NULL outside the arena. Its union is the owner's to use. */
 struct frame *heap_frame(struct heap *h, mfn_t m);
 const struct mm_arena *heap_arena(const struct heap *h);

@@ -26,8 +26,7 @@ static bool config_ok(const struct s2_config *c)
     return true;
 }
 
-static void set_table_record(struct stage2 *s2, mfn_t m, unsigned root, unsigned level,
-                             uint64_t base)
+void s2_set_table(struct stage2 *s2, mfn_t m, unsigned root, unsigned level, uint64_t base)
 {
     struct frame *f = heap_rec(s2->heap, m);
     union s2_tab_word w = {.t = {.root = (uint16_t)root, .base = (uint32_t)(base >> 9)}};
@@ -75,7 +74,7 @@ enum mf_status stage2_create(struct heap *h, const struct s2_config *c, struct s
         st = s2_alloc_table(s2, &s2->root[s2->roots]);
         if (st != MF_OK)
             goto undo;
-        set_table_record(s2, s2->root[s2->roots], s2->roots, S2_LEVELS, 0);
+        s2_set_table(s2, s2->root[s2->roots], s2->roots, S2_LEVELS, 0);
     }
     s2->frames_table = s2->roots;
     *out = s2;
@@ -227,7 +226,7 @@ void s2_set_entry(struct stage2 *s2, mfn_t tab, unsigned index, uint64_t pte)
     } else {
         uint64_t base = ((uint64_t)w.t.base << 9) + index * s2_span(level);
 
-        set_table_record(s2, s2_target(pte), w.t.root, level - 1, base);
+        s2_set_table(s2, s2_target(pte), w.t.root, level - 1, base);
         s2->frames_table++;
     }
     if (s2->teardown)
@@ -314,8 +313,7 @@ uint64_t s2_retired_entries(const struct stage2 *s2)
     return n;
 }
 
-/* Every viewer is outside or has seen `target`. */
-static bool viewers_passed(const struct stage2 *s2, uint64_t target)
+bool s2_viewers_passed(const struct stage2 *s2, uint64_t target)
 {
     for (unsigned i = 0; i < s2->nr_viewers; i++)
         if (atomic_load(&s2->viewer[i]->inside) && atomic_load(&s2->viewer[i]->seen) < target)
@@ -331,7 +329,7 @@ static uint64_t take_reapable(struct stage2 *s2, uint64_t max, uint64_t *taken)
     struct s2_batch *b = &s2->batch[s2->batch_first];
     uint64_t head, at, n;
 
-    if (!s2->batch_count || !viewers_passed(s2, b->target))
+    if (!s2->batch_count || !s2_viewers_passed(s2, b->target))
         return 0;
     head = at = b->head;
     *taken = b->entries;
@@ -355,7 +353,7 @@ static enum mf_status reap_status(const struct stage2 *s2)
         return MF_OK;
     if (!s2->batch_count)
         return MF_AGAIN; /* on their way back just now, by another caller */
-    return viewers_passed(s2, s2->batch[s2->batch_first].target) ? MF_AGAIN : MF_BLOCKED;
+    return s2_viewers_passed(s2, s2->batch[s2->batch_first].target) ? MF_AGAIN : MF_BLOCKED;
 }
 
 enum mf_status stage2_reap(struct stage2 *s2, uint64_t budget)

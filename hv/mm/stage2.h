@@ -134,6 +134,36 @@ enum mf_status stage2_fill(struct stage2 *s2, gpa_t a, uint8_t byte, uint64_t n)
 /* MF_OK when [a, a + n) is inside regions; overflow checked; n = 0 is fine anywhere in RAM. */
 enum mf_status stage2_check(const struct stage2 *s2, gpa_t a, uint64_t n);
 
+/*
+ * Splits the large leaf around g into 512 leaves of the next size, and its block with it; the guest
+ * sees no difference. MF_E_NOT_FOUND: no leaf there. MF_E_RANGE: it is 4 KiB already. MF_E_BUSY: it
+ * is mapped in another root too. MF_E_NO_MEMORY, MF_E_QUOTA: no table.
+ */
+enum mf_status stage2_split(struct stage2 *s2, unsigned root, gfn_t g);
+/*
+ * The reverse: 512 leaves of one size, that fill a table and lie in one aligned block one behind
+ * the other with the same access, become one leaf. MF_E_STATE: they do not, or a teardown is under
+ * way.
+ */
+enum mf_status stage2_merge(struct stage2 *s2, unsigned root, gfn_t g);
+/*
+ * What leaves of [first, first + n) allow from here on. A leaf that lies only partly in the range:
+ * MF_E_ALIGN, nothing changed. *epoch: see stage2_flushed. n at most S2_PART_MAX.
+ */
+#define S2_PART_MAX (UINT64_C(1) << 18)
+enum mf_status stage2_protect(struct stage2 *s2, unsigned root, gfn_t first, uint64_t n,
+                              unsigned access, uint64_t *epoch);
+/*
+ * Which guest frames of [first, first + n) were written since the last time: bit i of `bits`, which
+ * has (n + 63) / 64 words, for frame first + i; a large leaf counts as a whole. The marks are
+ * cleared. A vCPU may write on through what it has cached until *epoch is flushed: copy the frames
+ * only then. n at most S2_PART_MAX. MF_E_RANGE.
+ */
+enum mf_status stage2_dirty_fetch(struct stage2 *s2, unsigned root, gfn_t first, uint64_t n,
+                                  uint64_t *bits, uint64_t *epoch);
+/* True when no viewer can hold a translation from before `epoch`. */
+bool stage2_flushed(struct stage2 *s2, uint64_t epoch);
+
 /* From here on maps and faults answer MF_E_STATE. Idempotent. */
 void stage2_close(struct stage2 *s2);
 /* Opens again after a full teardown (guest reset). MF_E_STATE when entries are left. */

@@ -151,6 +151,10 @@ uint64_t s2_retired_entries(const struct stage2 *s2);
 /* The leaf for g; populates it in RAM when `populate`. Takes and keeps nothing on failure. */
 enum mf_status s2_get(struct stage2 *s2, unsigned root, uint64_t g, unsigned access, bool populate,
                       struct s2_leaf *out);
+/* Every viewer is outside or has seen `target`. */
+bool s2_viewers_passed(const struct stage2 *s2, uint64_t target);
+/* The record of a table that is about to be hung in, empty. */
+void s2_set_table(struct stage2 *s2, mfn_t m, unsigned root, unsigned level, uint64_t base);
 unsigned s2_root_count(const struct stage2 *s2, unsigned root);
 
 /* Without the lock: a table frame, zeroed, not yet hung in. */
