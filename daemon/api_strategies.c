@@ -375,6 +375,8 @@ static void on_swapped(void *arg, const struct link_reply *reply)
 
     if (reply->status != MF_OK) {
         core_problem(reply, NULL, &s->p);
+        if (s->p.status == MF_E_NO_TEARDOWN) /* named by the request: not the core's lack */
+            s->p.status = MF_E_NOT_FOUND;
         swap_reply(s);
         return;
     }

@@ -341,38 +341,47 @@ static void find_route(struct req *r, const char *url, const char *method)
     }
 }
 
+/*
+ * The library takes no answer while a body is coming in, and closing at once would take the answer
+ * from a client that is still sending. So the answer is written here, and what still comes is
+ * dropped up to a limit.
+ */
+static void cut_off(struct req *r)
+{
+    static const char body[] =
+        "{\"type\":\"about:blank\",\"title\":\"larger than the limit\",\"status\":413,"
+        "\"code\":\"too-big\",\"detail\":\"a body has at most 1048576 bytes\"}\n";
+    int fd = MHD_get_connection_info(r->conn, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
+    char text[512];
+
+    _Static_assert(HTTP_BODY_MAX == 1048576, "the text above says so");
+    int n = snprintf(text, sizeof text,
+                     "HTTP/1.1 413 Content Too Large\r\nConnection: close\r\n"
+                     "Content-Type: application/problem+json\r\nContent-Length: %zu\r\n\r\n%s",
+                     sizeof body - 1, body);
+    r->cut_off = true;
+    r->h->answered[4]++;
+    buf_fini(&r->body);
+    if (send(fd, text, (size_t)n, MSG_NOSIGNAL | MSG_DONTWAIT) != n || shutdown(fd, SHUT_WR) != 0)
+        r->dropped = DROP_MAX + 1; /* it takes nothing from us: no reason to wait for it */
+}
+
 static enum MHD_Result take_head(struct req *r, const char *url, const char *method)
 {
     r->seen = true;
     find_route(r, url, method);
     if (!announces_too_much(r))
         return MHD_YES;
+    if (request_header(r, MHD_HTTP_HEADER_EXPECT) == NULL) {
+        cut_off(r);
+        return MHD_YES;
+    }
+    /* A client that asks before it sends gets the plain answer. */
     r->verdict = (struct problem){0};
     problem_set(&r->verdict, MF_E_TOO_BIG, NULL, "a body has at most %u bytes", HTTP_BODY_MAX);
+    req_header(r, MHD_HTTP_HEADER_CONNECTION, "close"); /* it may send the body all the same */
     req_problem(r, &r->verdict);
     return queue(r);
-}
-
-/*
- * The library takes no answer while a body is coming in. To a client that sends without end the
- * answer is written here; what still comes is dropped up to a limit, so that it is read in peace.
- */
-static void cut_off(struct req *r)
-{
-    static const char text[] =
-        "HTTP/1.1 413 Content Too Large\r\nConnection: close\r\n"
-        "Content-Type: application/problem+json\r\nContent-Length: 125\r\n\r\n"
-        "{\"type\":\"about:blank\",\"title\":\"larger than the limit\",\"status\":413,"
-        "\"code\":\"too-big\",\"detail\":\"a body has at most 1048576 bytes\"}\n";
-    int fd = MHD_get_connection_info(r->conn, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
-
-    _Static_assert(HTTP_BODY_MAX == 1048576, "the text above says so");
-    r->cut_off = true;
-    r->h->answered[4]++;
-    buf_fini(&r->body);
-    if (send(fd, text, sizeof text - 1, MSG_NOSIGNAL | MSG_DONTWAIT) != (ssize_t)sizeof text - 1 ||
-        shutdown(fd, SHUT_WR) != 0)
-        r->dropped = DROP_MAX + 1; /* it takes nothing from us: no reason to wait for it */
 }
 
 static enum MHD_Result take_body(struct req *r, const char *data, size_t n)

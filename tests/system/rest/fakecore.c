@@ -4,10 +4,10 @@
  *
  *   fakecore --socket PATH [--memory N] [--fault KIND:CALL[:COUNT]]
  *
- * KIND, at the first (or COUNT-th) call number CALL: die (exit at once), close (the connection),
- * garbage (a reply that is noise), stray (a reply to nobody), short (a reply cut in the middle),
- * silent (no reply at all). A VM whose command line is "end" has ended by power-off as soon as it
- * starts, others run until they are destroyed.
+ * KIND, at the first (or COUNT-th) call number CALL: die (exit at once, also inside a batch), close
+ * (the connection), garbage (a reply that is noise), stray (a reply to nobody), short (a reply cut
+ * in the middle), silent (no reply at all). A VM whose command line is "end" has ended by power-off
+ * as soon as it starts, others run until they are destroyed.
  */
 #include <errno.h>
 #include <getopt.h>
@@ -223,6 +223,12 @@ static uint32_t select_name(char *to, const char *name, uint8_t *out, uint32_t *
 
 static uint32_t call(const struct mf_msg *m, const uint8_t *args, uint8_t *out, uint32_t *len);
 
+static void die_at(uint16_t nr)
+{
+    if (nr == core.fault_call && strcmp(core.fault, "die") == 0 && --core.fault_count <= 0)
+        _exit(9);
+}
+
 static uint32_t batch(const struct mf_args_batch *a, const uint8_t *at, uint8_t *out, uint32_t *len)
 {
     struct mf_reply_batch r = {0};
@@ -233,6 +239,7 @@ static uint32_t batch(const struct mf_args_batch *a, const uint8_t *at, uint8_t 
         struct mf_msg reply;
         uint32_t n = 0;
         memcpy(&m, at, sizeof m);
+        die_at(m.nr);
         reply = (struct mf_msg){.magic = MF_MAGIC, .nr = m.nr, .flags = MF_MSG_REPLY};
         reply.status = call(&m, at + sizeof m, out + end + sizeof m, &n);
         if (reply.status != MF_OK) {
@@ -347,11 +354,10 @@ static int misbehave(const struct mf_msg *m)
                            .cookie = m->cookie ^ 0x5500000055u};
     uint8_t packet[sizeof stray + 8] = {0};
 
+    die_at(m->nr);
     if (m->nr != core.fault_call || --core.fault_count > 0)
         return 0;
     core.fault_call = -1;
-    if (strcmp(core.fault, "die") == 0)
-        _exit(9);
     if (strcmp(core.fault, "close") == 0) {
         shutdown(core.fd, SHUT_RDWR);
     } else if (strcmp(core.fault, "garbage") == 0) {

@@ -1,0 +1,150 @@
+"""Plugins: what is found, what is refused and why, loading and unloading by request."""
+import os
+import shutil
+import signal
+import struct
+import unittest
+
+from util import Case, Daemon, PLUGINS, until
+
+
+class Plugins(Case):
+    def setUp(self):
+        self.dir = None
+
+    def daemon(self, prepare):
+        """A daemon whose plugin directory holds what `prepare` puts there."""
+        self.d = Daemon()
+        self.addCleanup(self.d.stop)
+        self.dir = os.path.join(self.d.dir, "plugins")
+        os.mkdir(self.dir, 0o755)
+        prepare(self.dir)
+        self.d.env["MAYFLY_PLUGIN_PATH"] = "/no/such/dir:" + self.dir
+        self.d.start()
+        until("up", lambda: self.d.get("/v1/strategies").status == 200)
+        return self.d
+
+    @staticmethod
+    def copy(to, name, new=None, mode=0o644):
+        path = os.path.join(to, new or name)
+        shutil.copy(os.path.join(PLUGINS, name), path)
+        os.chmod(path, mode)
+        return path
+
+    def listing(self):
+        got = self.ok(self.d.get("/v1/strategies"))
+        return ({(s["kind"], s["name"]) for s in got["strategies"]},
+                {os.path.basename(r["path"]): r["detail"] for r in got["refused"]})
+
+    def base(self, to):
+        self.copy(to, "allocator_buddy-lazy.so")
+        self.copy(to, "teardown_single.so")
+
+    def test_shipped(self):
+        self.d = Daemon().start()
+        self.addCleanup(self.d.stop)
+        until("up", lambda: self.d.get("/v1/strategies").status == 200)
+        loaded, refused = self.listing()
+        self.assertLessEqual({("allocator", n) for n in ("buddy-page", "buddy-chunk", "buddy-lazy")} |
+                             {("teardown", n) for n in ("scan", "skip", "single", "tracked")}, loaded)
+        self.assertEqual(refused, {})
+        one = self.ok(self.d.get("/v1/strategies/allocator/buddy-lazy"))
+        self.assertTrue(one["default"])
+        self.assertEqual(one["users"], 1)
+        self.assertTrue(one["path"].endswith("allocator_buddy-lazy.so"))
+        self.problem(self.d.get("/v1/strategies/allocator/scan"), 404)
+        self.problem(self.d.get("/v1/strategies/engine/soft"), 404)
+
+    def test_refused_files(self):
+        def prepare(to):
+            self.base(to)
+            self.copy(to, "teardown_scan.so", mode=0o664)
+            self.copy(to, "teardown_skip.so", mode=0o646)
+            with open(os.path.join(to, "text.so"), "w") as f:
+                f.write("not an ELF file, but long enough to be looked at as one, one would think")
+            open(os.path.join(to, "empty.so"), "w").close()
+            whole = open(os.path.join(PLUGINS, "teardown_tracked.so"), "rb").read()
+            with open(os.path.join(to, "cut.so"), "wb") as f:
+                f.write(whole[:200])
+            at = whole.index(b"Mayfly\0\0") + 8
+            other = bytearray(whole)
+            struct.pack_into("<I", other, at + 4, 99)
+            with open(os.path.join(to, "abi.so"), "wb") as f:
+                f.write(other)
+            os.symlink("teardown_single.so", os.path.join(to, "link.so"))
+            os.mkdir(os.path.join(to, "dir.so"))
+            self.copy(to, "teardown_single.so", "zz-again.so")
+            with open(os.path.join(to, "readme.txt"), "w") as f:
+                f.write("not looked at")
+
+        self.daemon(prepare)
+        loaded, refused = self.listing()
+        self.assertEqual(loaded, {("allocator", "buddy-lazy"), ("teardown", "single")})
+        for name, word in (("teardown_scan.so", "group or by others"),
+                           ("teardown_skip.so", "group or by others"), ("text.so", "not an ELF"),
+                           ("empty.so", "bytes"), ("cut.so", ""), ("abi.so", "99"),
+                           ("link.so", "regular"), ("dir.so", "regular"),
+                           ("zz-again.so", "of this name")):
+            self.assertIn(word, refused.get(name, "NOT REFUSED: " + name))
+        self.assertEqual(len(refused), 9)
+
+    def test_directory_of_others(self):
+        self.daemon(lambda to: (self.base(to), os.chmod(to, 0o777)))
+        loaded, refused = self.listing()
+        self.assertEqual(loaded, set())
+        self.assertEqual(len(refused), 2)
+        # No allocator, no teardown: said so, and nothing is made up.
+        a = self.d.run_guest()
+        self.assertEqual(a.status, 503)
+        self.assertIn(a.json()["code"], ("no-allocator", "no-teardown"))
+
+    def test_load_and_unload(self):
+        self.daemon(self.base)
+        path = os.path.join(PLUGINS, "teardown_scan.so")
+        a = self.d.post("/v1/strategies", {"path": path})
+        got = self.ok(a, 201)
+        self.assertEqual((got["kind"], got["name"], got["users"], got["path"]),
+                         ("teardown", "scan", 0, path))
+        self.assertEqual(a.headers["Location"], "/v1/strategies/teardown/scan")
+        self.problem(self.d.post("/v1/strategies", {"path": path}), 409, code="exists")
+        self.ok(self.d.put("/v1/host/teardown", {"name": "scan"}))
+        self.problem(self.d.delete("/v1/strategies/teardown/scan"), 409, code="in-use")
+        self.problem(self.d.delete("/v1/strategies/allocator/buddy-lazy"), 409, code="in-use")
+        self.ok(self.d.put("/v1/host/teardown", {"name": "single"}))
+        self.assertEqual(self.d.delete("/v1/strategies/teardown/scan").status, 204)
+        self.problem(self.d.delete("/v1/strategies/teardown/scan"), 404)
+        self.ok(self.d.post("/v1/strategies", {"path": path}), 201)
+
+    def test_bad_loads(self):
+        self.daemon(self.base)
+        before = self.listing()
+        writable = self.copy(self.dir, "teardown_scan.so", mode=0o666)
+        text = os.path.join(self.dir, "text.so")
+        with open(text, "w") as f:
+            f.write("x" * 1000)
+        for path in ("relative.so", "", "/no/such.so", "/dev/zero", self.dir, writable, text):
+            a = self.d.post("/v1/strategies", {"path": path})
+            self.problem(a, 403 if path == writable else 400, "path")
+        self.problem(self.d.post("/v1/strategies", {"path": 5}), 400, "path")
+        self.assertEqual(self.listing(), before)
+
+    def test_rescan(self):
+        self.daemon(self.base)
+        self.copy(self.dir, "teardown_skip.so")
+        self.d.process.send_signal(signal.SIGHUP)
+        until("found", lambda: ("teardown", "skip") in self.listing()[0])
+
+    def test_reload_after_restart(self):
+        """A daemon that finds a core with plugins loads what is missing and keeps what is selected."""
+        self.daemon(lambda to: (self.base(to), self.copy(to, "allocator_buddy-page.so")))
+        self.ok(self.d.put("/v1/host/allocator", {"name": "buddy-page"}))
+        self.d.kill()
+        self.copy(self.dir, "teardown_skip.so")
+        self.d.start()
+        until("up", lambda: self.d.get("/v1/strategies").status == 200)
+        self.assertEqual(len(self.listing()[0]), 4)
+        self.assertEqual(self.ok(self.d.get("/v1/host"))["allocator"], "buddy-page")
+
+
+if __name__ == "__main__":
+    unittest.main()
