@@ -129,7 +129,7 @@ void ft_take_dirty_slow(struct frame_table *ft, uint64_t first, unsigned order, 
         out->mask[i] = atomic_load_explicit(p, memory_order_relaxed) & mask;
         if (out->mask[i]) {
             ft_andn(p, out->mask[i], shared);
-            out->n += (uint32_t)__builtin_popcountll(out->mask[i]);
+            out->n += mm_popcount(out->mask[i]);
         }
     }
     if (out->n)

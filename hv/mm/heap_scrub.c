@@ -47,7 +47,7 @@ void heap_scrub_small(struct heap *h, uint64_t first, const struct ft_dirty *d)
     uint64_t left = d->n;
 
     for (unsigned i = 0; left; i++) {
-        left -= (uint64_t)__builtin_popcountll(d->mask[i]);
+        left -= mm_popcount(d->mask[i]);
         scrub_word(h, first + 64u * i, d->mask[i]);
     }
 }
@@ -126,7 +126,7 @@ static uint64_t scrub_at_word(struct heap *h, uint64_t base)
     mask = window_open(h, base);
     heap_leave(s);
     scrub_word(h, base, mask);
-    n = (uint64_t)__builtin_popcountll(mask);
+    n = mm_popcount(mask);
     s = heap_enter(h, 0, &shared);
     if (mask) {
         ft_andn(&h->ft.dirty[base >> 6], mask, shared);

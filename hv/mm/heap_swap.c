@@ -51,8 +51,8 @@ static void listing_word(struct heap_listing *l, uint64_t first, uint64_t take)
     uint64_t mask = take == 64 ? ~UINT64_C(0) : ((UINT64_C(1) << take) - 1) << (first & 63);
     uint64_t g = first >> GROUP_ORDER, *seen = &l->seen[first >> 6];
 
-    l->in_use += (uint64_t)__builtin_popcountll(ft_used_word(&l->h->ft, first) & mask);
-    l->twice += (uint64_t)__builtin_popcountll(*seen & mask);
+    l->in_use += mm_popcount(ft_used_word(&l->h->ft, first) & mask);
+    l->twice += mm_popcount(*seen & mask);
     if (l->seen_group[g] == 2)
         l->twice += take;
     else

@@ -33,6 +33,15 @@ typedef struct {
     uint64_t v;
 } gpa_t;
 
+/* Bits set. The compiler's own may need a library call, which freestanding code has not. */
+static inline unsigned mm_popcount(uint64_t v)
+{
+    v -= v >> 1 & UINT64_C(0x5555555555555555);
+    v = (v & UINT64_C(0x3333333333333333)) + (v >> 2 & UINT64_C(0x3333333333333333));
+    v = (v + (v >> 4)) & UINT64_C(0x0f0f0f0f0f0f0f0f);
+    return (unsigned)(v * UINT64_C(0x0101010101010101) >> 56);
+}
+
 #define MFN_NONE ((mfn_t){UINT64_MAX})
 
 static inline mfn_t mfn(uint64_t v)
