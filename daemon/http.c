@@ -156,6 +156,8 @@ void req_on_gone(struct req *r, void (*fn)(void *arg), void *arg)
 {
     r->on_gone = fn;
     r->gone_arg = arg;
+    if (fn != NULL && r->suspended)
+        watch(r);
 }
 
 static void on_gone_poll(uv_poll_t *p, int status, int events)

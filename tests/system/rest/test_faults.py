@@ -206,7 +206,7 @@ class RealCore(Case):
         self.assertFalse(os.path.exists(self.d.socket))
         self.assertTrue(alive(core))
         self.d.start()
-        self.assertEqual(self.d.vm("a")["id"] is not None, True)
+        until("reconciled", lambda: self.d.vm("a")["id"] is not None)
 
     def test_kill_hvd(self):
         """SIGKILL while VMs run loses no VM and no definition."""
