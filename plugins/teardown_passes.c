@@ -138,7 +138,7 @@ static bool settle(struct mf_zap *z, struct passes *s)
 }
 
 #if defined(PASSES_PRESENT)
-#define READS 64u /* entries read that cost as much as a loop */
+#define READS 32u /* entries read that cost as much as a loop */
 
 /* Reads on to the next present entry, at most READS of them; true when the walk is at one. */
 static bool find_present(struct passes *s)

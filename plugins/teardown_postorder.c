@@ -11,7 +11,7 @@
 #define TOP        4u
 #define WORDS      (MF_PT_ENTRIES / 64u)
 #define ROUNDS_MAX 8u  /* how often it starts over because a guest kept mapping */
-#define READS      64u /* entries read that cost as much as one handled */
+#define READS      32u /* entries read that cost as much as one handled */
 
 #if defined(POSTORDER_SINGLE)
 #define POSTORDER_NAME  "single"

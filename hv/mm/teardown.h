@@ -13,7 +13,7 @@
 
 #include "hv/mm/stage2.h"
 
-#define TEARDOWN_BUDGET 1024u /* units of a default step: bounded by about 200 us */
+#define TEARDOWN_BUDGET 512u /* units of a default step: bounded by about 200 us */
 
 struct teardown_report {
     uint64_t loops;

@@ -12,6 +12,7 @@
 /* Subcommands: argv[0] is the subcommand's name. Exit codes: 0, 1 failed, 64 usage. */
 int bench_heap_init(int argc, char **argv);
 int bench_alloc(int argc, char **argv);
+int bench_swap(int argc, char **argv);
 int bench_zap(int argc, char **argv);
 int bench_lifecycle(int argc, char **argv);
 

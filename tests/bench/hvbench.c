@@ -13,6 +13,7 @@ static const struct {
 } subcommands[] = {
     {"heap-init", bench_heap_init, "time from an empty heap to all frames given"},
     {"alloc", bench_alloc, "an allocation and a free"},
+    {"swap", bench_swap, "an allocator taking over from another"},
     {"zap", bench_zap, "teardown of a second stage"},
     {"lifecycle", bench_lifecycle, "whole lives of a guest inside the core"},
 };
