@@ -27,8 +27,9 @@ enum cpu_exit {
 
 /* vcpu->events, set by others, cleared by whoever serves them. */
 #define CPU_EVENT_KICK 0x1u /* leave run() soon: the scheduler wants the thread */
-#define CPU_EVENT_INTR 0x2u /* the interrupt controller has something: ask machine_ops->intr_ack   \
-                             */
+#define CPU_EVENT_INTR                                                                             \
+    0x2u /* the interrupt controller has something: ask machine_ops->intr_ack                      \
+          */
 #define CPU_EVENT_NMI 0x4u
 
 struct cpu_segment {
