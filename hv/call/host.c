@@ -108,7 +108,7 @@ enum mf_status handle_HEAP_AUDIT(struct call *c)
 enum mf_status handle_SUBSCRIBE(struct call *c)
 {
     const struct mf_args_subscribe *a = c->req.args;
-    const uint32_t known = (2u << MF_EVENT_LOG) - 2u;
+    const uint32_t known = (2u << MF_EVENT_LOG) - 2u, console = 1u << MF_EVENT_CONSOLE;
 
     if (a->mask & ~known)
         return error_set(&c->err, MF_E_RANGE, "mask",
@@ -116,6 +116,10 @@ enum mf_status handle_SUBSCRIBE(struct call *c)
                          "0x%x",
                          a->mask, known);
     c->session->mask = a->mask;
+    /* At once: what the very next call does must be told already. */
+    if (!(atomic_fetch_or(&c->core->events.mask, a->mask) & console) && (a->mask & console))
+        for (struct vm *vm = c->core->vmm.first; vm; vm = vm->next)
+            vm_console_seen(vm);
     call_reply(c, sizeof(struct mf_reply_none));
     return MF_OK;
 }

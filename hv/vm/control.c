@@ -164,6 +164,8 @@ void vm_swap_cancel(struct vm *vm)
     strategies_put(vm->vmm->strategies, vm->swap_to);
     vm->swap_to = NULL;
     vm->swap_status = MF_E_STATE;
+    if (vm->vmm->events.poke)
+        vm->vmm->events.poke(vm->vmm->events.arg); /* the call that waits for it */
 }
 
 static enum mf_status set_locked(struct vm *vm, struct strategy *to, struct mf_error *e)

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -78,6 +79,10 @@ static bool spawn(struct core_proc *p, const char *const *argv)
         const char *args[ARGS_MAX];
         unsigned n = 0;
 
+        /* A test that fails and goes away must not leave its core behind. */
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        dup2(open("/dev/null", O_RDWR | O_CLOEXEC), STDOUT_FILENO);
+        dup2(STDOUT_FILENO, STDERR_FILENO);
         close(ready[0]);
         for (; argv[n]; n++)
             args[n] = argv[n];
