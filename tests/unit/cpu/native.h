@@ -1,0 +1,21 @@
+/* Runs one instruction on the host CPU: the oracle of the differential test. */
+#ifndef MAYFLY_TEST_CPU_NATIVE_H
+#define MAYFLY_TEST_CPU_NATIVE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define NATIVE_FLAGS 0x8d5u /* OF SF ZF AF PF CF */
+
+struct native_regs {
+    uint64_t gpr[16]; /* RSP is neither loaded nor stored */
+    uint64_t flags;
+};
+
+/* Maps the trampoline, and `bytes` of data at the fixed address `data`. */
+bool native_init(uint64_t data, uint64_t bytes);
+void native_fini(void);
+/* `code`: at most 15 bytes, one instruction that does not use RSP, fault or branch. */
+void native_run(const uint8_t *code, unsigned len, struct native_regs *r);
+
+#endif
