@@ -169,6 +169,7 @@ static void page_check(struct cpu *c, struct code_page *p, const uint8_t *host)
         mmu_unwrite(c, p->gfn);
 }
 
+/* Makes p->bytes hold [from, to) as it is in memory now; what is decoded is decoded from there. */
 static void page_note(struct cpu *c, struct code_page *p, const uint8_t *host, unsigned from,
                       unsigned to)
 {
@@ -182,6 +183,11 @@ static void page_note(struct cpu *c, struct code_page *p, const uint8_t *host, u
     }
 }
 
+static unsigned insn_end(unsigned pos)
+{
+    return pos + INSN_MAX < FRAME_SIZE ? pos + INSN_MAX : (unsigned)FRAME_SIZE;
+}
+
 /* Decodes a run of instructions that lie wholly in the page. NULL: the first one does not. */
 static struct block *page_decode(struct cpu *c, struct code_page *p, const uint8_t *host,
                                  unsigned at, bool *no_memory)
@@ -192,7 +198,8 @@ static struct block *page_decode(struct cpu *c, struct code_page *p, const uint8
     enum decoded d = DECODED;
 
     while (n < BLOCK_OPS && d == DECODED && pos < FRAME_SIZE) {
-        d = decode_op(c->mode, host + pos, (unsigned)FRAME_SIZE - pos, &ops[n]);
+        page_note(c, p, host, pos, insn_end(pos));
+        d = decode_op(c->mode, p->bytes + pos, insn_end(pos) - pos, &ops[n]);
         if (d == DECODED_SHORT)
             break;
         c->decodes++;
@@ -205,7 +212,6 @@ static struct block *page_decode(struct cpu *c, struct code_page *p, const uint8
     *no_memory = !s;
     if (!s)
         return NULL;
-    page_note(c, p, host, at, pos);
     memcpy(s->ops, ops, (n + 1) * sizeof ops[0]);
     s->b = (struct block){s->ops, n};
     s->at = at;
@@ -218,9 +224,13 @@ static struct block *page_decode(struct cpu *c, struct code_page *p, const uint8
 static struct block *cross_decode(struct cpu *c, uint64_t lin, const uint8_t *host, unsigned n)
 {
     uint8_t bytes[INSN_MAX];
-    uint64_t next = cpu_long(c) ? lin + n : (uint32_t)(lin + n);
+    uint64_t next = c->mode == MODE_64 ? lin + n : (uint32_t)(lin + n);
     struct mmu_ref ref;
 
+    if (c->mode != MODE_64 && c->rip + n > c->seg[CPU_CS].limit) {
+        cpu_raise(c, VEC_GP, 0);
+        return NULL;
+    }
     memcpy(bytes, host, n);
     if (!mmu_ref(c, next, MMU_X, c->cpl == 3, &ref))
         return NULL;

@@ -226,11 +226,13 @@ static bool serve_events(struct cpu *c)
     }
     if (!(events & CPU_EVENT_INTR) || !(c->fl_sys & FL_IF))
         return false;
-    vec = c->v->mops->intr_ack(c->v->machine, c->v);
-    if (vec >= 0)
-        return queue_interrupt(c, (unsigned)vec);
+    /* Cleared before the controller is asked: what it raises after that sets the bit again. */
     atomic_fetch_and(&c->v->events, ~CPU_EVENT_INTR);
-    return false;
+    vec = c->v->mops->intr_ack(c->v->machine, c->v);
+    if (vec < 0)
+        return false;
+    atomic_fetch_or(&c->v->events, CPU_EVENT_INTR); /* there may be more */
+    return queue_interrupt(c, (unsigned)vec);
 }
 
 static void look_at_memory(struct cpu *c)
