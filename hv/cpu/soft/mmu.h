@@ -133,6 +133,8 @@ static inline bool lin_of(struct cpu *c, unsigned seg, uint64_t off, unsigned si
                           uint64_t *lin)
 {
     if (likely(!(c->checked & (1u << seg)))) {
+        if (unlikely(seg == CPU_SS && !is_canonical(off)))
+            return cpu_raise(c, VEC_SS, 0);
         *lin = c->seg_base[seg] + off;
         if (c->mode != MODE_64)
             *lin = (uint32_t)*lin;
