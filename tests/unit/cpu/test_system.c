@@ -4,6 +4,8 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
+#include <signal.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -766,6 +768,29 @@ static void test_nothing_left(void **state)
     }
 }
 
+static void kick_vm(int sig)
+{
+    (void)sig;
+    vm.evm.ops->kick(&vm.v);
+}
+
+/* Protects the worker from a guest whose handler faults at once, for ever: the budget still ends
+ * the slice. Without that the alarm's kick does, and the test fails. */
+static void test_budget_fault_loop(void **state)
+{
+    (void)state;
+    tv_small_pages(&vm);
+    tv_put64(&vm, tv_pte(TARGET >> 12), 0);
+    tv_gate(&vm, 14, TARGET, 0, 1, false); /* on IST 1: the stack never runs out */
+    TV_LOAD(&vm, TV_CODE, 0xff, 0xe7);
+    *gpr(CPU_RDI) = TARGET;
+    vm.st.rip = TV_CODE;
+    signal(SIGALRM, kick_vm);
+    alarm(20);
+    assert_int_equal(tv_run(&vm, 1000), CPU_EXIT_BUDGET);
+    alarm(0);
+}
+
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
@@ -803,6 +828,7 @@ int main(void)
         T(test_demand),
         T(test_state_round_trip),
         T(test_nothing_left),
+        T(test_budget_fault_loop),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
