@@ -290,6 +290,15 @@ static void say_ended(struct vms *v, struct vm *vm, uint32_t reason, uint64_t co
     hub_end(v->hub);
 }
 
+/*
+ * An answer of the core may be newer than the events still on their way, never older: an event that
+ * does not begin at the state known was overtaken by one. Those that follow lead to where it is.
+ */
+static bool follows(const struct vm *vm, uint64_t from)
+{
+    return from == vm->state || (vm_is_off(vm) && (from == MF_VM_SHUTOFF || from == MF_VM_CRASHED));
+}
+
 void vm_set_info(struct vms *v, struct vm *vm, const struct mf_vm_info *info)
 {
     vm->info = *info;
@@ -430,7 +439,7 @@ void vms_event(struct vms *v, enum mf_event_nr nr, const struct mf_event *e)
         unknown_id(v, nr, e);
         return;
     }
-    if (nr == MF_EVENT_VM_STATE && e->b <= MF_VM_CRASHED)
+    if (nr == MF_EVENT_VM_STATE && e->b <= MF_VM_CRASHED && follows(vm, e->a))
         set_state(v, vm, (enum mf_vm_state)e->b);
     if (nr == MF_EVENT_VM_ENDED) {
         vm->ended = true;

@@ -9,6 +9,10 @@ from util import Case, PATIENCE, guest, until
 
 
 class Streams(Case):
+    def setUp(self):
+        super().setUp()
+        self.ok(self.d.get("/v1/host"))  # the core is up, and what it told at its start is told
+
     def start(self, name, kernel):
         self.ok(self.d.define(name, kernel), 201)
         self.ok(self.d.post("/v1/vms/%s/start?wait=running" % name))

@@ -225,18 +225,18 @@ static void test_ranges(void **state)
 /* Texts that are too long for what takes them are refused, not cut. */
 static void test_long_texts(void **state)
 {
-    char *text = malloc(8192);
+    static char text[8192];
 
     (void)state;
     strcpy(text, "{\"kernel\":\"/k\",\"cmdline\":\"");
     memset(text + strlen(text), 'c', 2048);
-    strcpy(text + 26 + 2048, "\"}");
+    strcat(text, "\"}");
     refused(text, DEF_RUN, MF_E_RANGE, "cmdline");
+    memset(text, 0, sizeof text);
     strcpy(text, "{\"kernel\":\"/");
     memset(text + 12, 'k', 4096);
-    strcpy(text + 12 + 4096, "\"}");
+    strcat(text, "\"}");
     refused(text, DEF_RUN, MF_E_RANGE, "kernel");
-    free(text);
 }
 
 /* A definition written as JSON has all its members. */
