@@ -313,7 +313,8 @@ static void run_slice(struct cpu *c)
 static void run_loop(struct cpu *c)
 {
     while (!c->exiting) {
-        if (unlikely(c->exc.pending)) {
+        if (unlikely(c->exc.pending && c->budget)) {
+            c->budget--; /* a handler that faults at once runs no instruction, but costs */
             exc_deliver(c);
             continue;
         }
