@@ -14,7 +14,7 @@
 #include "daemon/router.h"
 
 #define CONNECTIONS_MAX 1024u
-#define IDLE_SECONDS    300u
+#define IDLE_SECONDS    60u
 #define DROP_MAX        (16u << 20) /* of an unwanted body, before the connection is cut */
 #define RUNS_A_TURN     16
 

@@ -155,12 +155,13 @@ class Streams(Case):
         c, r = self.follow("/v1/events", Accept="text/event-stream")
         self.assertEqual(r.headers["Content-Type"], "text/event-stream")
         self.ok(self.d.define("a", "idle"), 201)
-        line = self.read_line(r)
-        self.assertRegex(line, rb"^id: \d+\n$")
-        line = self.read_line(r)
-        self.assertTrue(line.startswith(b"data: {"))
-        self.assertEqual(json.loads(line[6:])["type"], "vm-defined")
-        self.assertEqual(self.read_line(r), b"\n")
+        kind = None
+        while kind != "vm-defined":  # behind what the core may still tell of its start
+            self.assertRegex(self.read_line(r), rb"^id: \d+\n$")
+            line = self.read_line(r)
+            self.assertTrue(line.startswith(b"data: {"))
+            kind = json.loads(line[6:])["type"]
+            self.assertEqual(self.read_line(r), b"\n")
 
     def test_slow_event_client(self):
         """One that does not read loses events and is told how many; memory is bounded."""
