@@ -12,8 +12,9 @@ static uint64_t data_bytes;
 
 static uint8_t *put(uint8_t *p, const char *bytes, unsigned n)
 {
-    memcpy(p, bytes, n);
-    return p + n;
+    while (n--)
+        *p++ = (uint8_t)*bytes++;
+    return p;
 }
 #define PUT(p, bytes) put(p, bytes, sizeof(bytes) - 1)
 
