@@ -408,7 +408,7 @@ static __int128 pair_signed(const struct cpu *c, unsigned size)
 enum op_result exec_idiv(struct cpu *c, const struct op *op)
 {
     unsigned size = op->size;
-    __int128 n = pair_signed(c, size), q, min = (__int128)1 << 127;
+    __int128 n = pair_signed(c, size), q, min = (__int128)((unsigned __int128)1 << 127);
     uint64_t v;
     int64_t d;
 
