@@ -73,12 +73,50 @@ void api_vm_reply_fresh(struct hvd *d, struct req *r, unsigned status, struct vm
               &(struct link_request){.nr = MF_CALL_VM_INFO, .args = &a, .fn = on_fresh, .arg = f});
 }
 
-void api_vm_get(struct hvd *d, struct req *r)
+/*
+ * A daemon that has just started does not know yet which of its VMs run: a core that it finds may
+ * have kept them. What shows VMs waits for the first contact, or for its failure.
+ */
+struct held {
+    struct hvd *d;
+    struct req *r;
+    void (*next)(struct hvd *d, struct req *r);
+};
+
+static void on_contact(void *arg, const struct problem *p)
+{
+    struct held h = *(struct held *)arg;
+
+    (void)p; /* without a core the definitions are all there is */
+    free(arg);
+    h.next(h.d, h.r);
+}
+
+static void after_contact(struct hvd *d, struct req *r, void (*next)(struct hvd *, struct req *))
+{
+    const struct core *c = &d->core;
+    bool early = c->up_since == 0 && (c->state == CORE_LAUNCHING || c->state == CORE_SETUP);
+    struct held *h = early ? malloc(sizeof *h) : NULL;
+
+    if (h == NULL) {
+        next(d, r);
+        return;
+    }
+    *h = (struct held){d, r, next};
+    core_need(&d->core, on_contact, h);
+}
+
+static void show_vm(struct hvd *d, struct req *r)
 {
     struct vm *vm = api_vm(d, r);
 
     if (vm != NULL)
         api_vm_reply_fresh(d, r, 200, vm);
+}
+
+void api_vm_get(struct hvd *d, struct req *r)
+{
+    after_contact(d, r, show_vm);
 }
 
 /* ---- all, with fresh numbers */
@@ -129,7 +167,7 @@ static void on_listed(void *arg, const struct link_reply *reply)
     free(l);
 }
 
-void api_vms_list(struct hvd *d, struct req *r)
+static void show_all(struct hvd *d, struct req *r)
 {
     struct listing *l = d->core.state == CORE_UP ? malloc(sizeof *l) : NULL;
 
@@ -140,6 +178,11 @@ void api_vms_list(struct hvd *d, struct req *r)
     *l = (struct listing){d, r};
     link_call(&d->core.link,
               &(struct link_request){.nr = MF_CALL_VM_LIST, .fn = on_listed, .arg = l});
+}
+
+void api_vms_list(struct hvd *d, struct req *r)
+{
+    after_contact(d, r, show_all);
 }
 
 /* ---- define: read, try the image in the core, write to the disk, show */

@@ -36,8 +36,8 @@ class FirstCommand(util.DaemonTest):
         old, core = self.home.daemon_pid("hvd"), self.home.daemon_pid("hv")
         os.kill(old, signal.SIGKILL)
         util.until(lambda: not util.alive(old), "the daemon to be gone")
+        self.assertEqual(self.hvctl_json("show", "left")["state"], "running")  # the first answer
         self.assertEqual(sorted(self.hvctl("list", "--names").stdout.split()), ["left", "other"])
-        self.wait_state("left", "running")
         vms = {vm["name"]: vm for vm in self.hvctl_json("list")["vms"]}
         self.assertEqual((vms["left"]["id"], vms["left"]["uuid"]), (before["id"], before["uuid"]))
         self.assertEqual(self.home.daemon_pid("hv"), core)
