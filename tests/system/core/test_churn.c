@@ -11,10 +11,11 @@
 
 #include "client.h"
 
-#define MIB   (UINT64_C(1) << 20)
-#define SWAPS 200
-#define LIVE  24
-#define IDLE  2000
+#define MIB      (UINT64_C(1) << 20)
+#define SWAPS    200
+#define LIVE     24
+#define IDLE     2000
+#define COUNT(a) (sizeof(a) / sizeof((a)[0]))
 
 static struct core_proc core;
 static struct client c;
@@ -37,8 +38,8 @@ static int teardown(void **state)
     return code;
 }
 
-static const char *const teardowns[] = {"scan", "skip", "single", "tracked"};
-static const char *const allocators[] = {"buddy-page", "buddy-chunk", "buddy-lazy"};
+static const char *const teardowns[] = {"scan", "skip", "present", "single", "tracked"};
+static const char *const allocators[] = {"buddy-page", "buddy-chunk", "buddy-lazy", "bitmap"};
 
 /* One VM slot: whatever is in it goes on to its next stage. */
 static void churn(uint32_t *id, unsigned slot, unsigned round)
@@ -50,7 +51,8 @@ static void churn(uint32_t *id, unsigned slot, unsigned round)
     if (*id == 0) {
         snprintf(name, sizeof name, "churn-%u-%u", slot, round);
         assert_int_equal(vm_launch(&c, name, (4 + slot % 8) * MIB, guests[(slot + round) % 3], "",
-                                   round % 2 ? teardowns[(slot + round) % 4] : NULL, 0, id),
+                                   round % 2 ? teardowns[(slot + round) % COUNT(teardowns)] : NULL,
+                                   0, id),
                          MF_OK);
         return;
     }
@@ -83,10 +85,11 @@ static void swaps_under_churn(void **state)
 
         for (unsigned slot = i % 2; slot < LIVE; slot += 2)
             churn(&ids[slot], slot, i);
-        assert_int_equal(select_allocator(&c, allocators[i % 3]), MF_OK);
-        assert_int_equal(select_teardown(&c, 0, teardowns[i % 4]), MF_OK);
+        assert_int_equal(select_allocator(&c, allocators[i % COUNT(allocators)]), MF_OK);
+        assert_int_equal(select_teardown(&c, 0, teardowns[i % COUNT(teardowns)]), MF_OK);
         if (ids[victim]) {
-            enum mf_status st = select_teardown(&c, ids[victim], teardowns[(i / 3) % 4]);
+            enum mf_status st =
+                select_teardown(&c, ids[victim], teardowns[(i / 3) % COUNT(teardowns)]);
 
             assert_true(st == MF_OK || st == MF_E_STATE);
         }
