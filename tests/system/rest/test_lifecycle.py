@@ -180,15 +180,17 @@ class Lifecycle(Case):
         c = self.d.connect()
         self.d.ask("GET", "/v1/version", connection=c)
         free = self.d.heap()["free"]
-        fds, core_fds = self.d.fds(), self.d.fds(core)  # some of it may still be on its way out
+        fds, core_fds = self.d.fds(), self.d.fds(core)
         body = json.dumps({"kernel": guest("hello-pvh")})
         for _ in range(1000):
             a = self.d.ask("POST", "/v1/run", body, {"Content-Type": "application/json"}, c)
             self.assertEqual(a.status, 200, a.body)
             self.assertIn(b'"console":"Hello world!\\n"', a.body)
         self.assertEqual(self.d.heap()["free"], free)
-        self.assertLessEqual(self.d.fds(), fds)
-        self.assertLessEqual(self.d.fds(core), core_fds)
+        # Connections that just closed may still be on their way out, before and after; a leak of one
+        # file a run would be a thousand.
+        until("the files are let go of", lambda: self.d.fds() <= fds + 1)
+        until("the core's files are let go of", lambda: self.d.fds(core) <= core_fds + 1)
         c.close()
         self.all_free()
         text = self.d.get("/metrics").body.decode()
