@@ -235,8 +235,7 @@ static struct block *cross_decode(struct cpu *c, uint64_t lin, const uint8_t *ho
     if (!mmu_ref(c, next, MMU_X, c->cpl == 3, &ref))
         return NULL;
     if (!ref.host) {
-        c->v->bad_gpa = gpa(ref.gpa);
-        cpu_leave(c, CPU_EXIT_BAD_ACCESS);
+        cpu_bad_access(c, ref.gpa);
         return NULL;
     }
     memcpy(bytes + n, ref.host, INSN_MAX - n);
@@ -282,10 +281,8 @@ static bool code_host(struct cpu *c, uint64_t lin, const uint8_t **host, uint64_
     }
     if (!mmu_ref(c, lin, MMU_X, c->cpl == 3, &ref))
         return false;
-    if (!ref.host) {
-        c->v->bad_gpa = gpa(ref.gpa);
-        return cpu_leave(c, CPU_EXIT_BAD_ACCESS);
-    }
+    if (!ref.host)
+        return cpu_bad_access(c, ref.gpa);
     *host = ref.host;
     *g = ref.gpa >> FRAME_SHIFT;
     return true;

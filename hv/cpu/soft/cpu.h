@@ -258,6 +258,13 @@ static inline bool cpu_leave(struct cpu *c, enum cpu_exit e)
     return false;
 }
 
+/* Guest-physical `at` is neither RAM nor a device: the run ends; always false. */
+static inline bool cpu_bad_access(struct cpu *c, uint64_t at)
+{
+    c->v->bad_gpa = gpa(at);
+    return cpu_leave(c, CPU_EXIT_BAD_ACCESS);
+}
+
 /* The run ends with `e` behind this instruction. */
 static inline enum op_result op_leave(struct cpu *c, enum cpu_exit e)
 {
@@ -314,12 +321,6 @@ static inline void reg_set(struct cpu *c, unsigned n, unsigned size, uint64_t v)
             c->r[n] = (c->r[n] & ~UINT64_C(0xff)) | (uint8_t)v;
         break;
     }
-}
-
-/* The width that an instruction pointer has now. */
-static inline uint64_t ip_mask(const struct cpu *c, uint64_t ip)
-{
-    return c->mode == MODE_64 ? ip : c->mode == MODE_32 ? (uint32_t)ip : ip & 0xffffffff;
 }
 
 /* ---- state.c */

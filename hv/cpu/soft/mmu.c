@@ -88,17 +88,11 @@ bool mmu_ref(struct cpu *c, uint64_t lin, unsigned acc, bool user, struct mmu_re
 
 /* ---- slow accesses */
 
-static bool bad_access(struct cpu *c, uint64_t a)
-{
-    c->v->bad_gpa = gpa(a);
-    return cpu_leave(c, CPU_EXIT_BAD_ACCESS);
-}
-
 /* What a machine op answered; the access itself is done. */
 static bool machine_said(struct cpu *c, enum machine_result r, uint64_t a)
 {
     if (r == MACHINE_NONE)
-        return bad_access(c, a);
+        return cpu_bad_access(c, a);
     if (r != MACHINE_OK) {
         cpu_leave(c, r == MACHINE_STOP ? CPU_EXIT_STOP : CPU_EXIT_YIELD);
         c->smc = true; /* the run loop looks up behind this instruction */
@@ -111,7 +105,7 @@ static bool mmio_read(struct cpu *c, uint64_t a, unsigned size, uint64_t *out)
     c->v->exits++;
     *out = 0;
     if (!c->v->mops->mmio_read)
-        return bad_access(c, a);
+        return cpu_bad_access(c, a);
     return machine_said(c, c->v->mops->mmio_read(c->v->machine, c->v, gpa(a), size, out), a);
 }
 
@@ -119,7 +113,7 @@ static bool mmio_write(struct cpu *c, uint64_t a, unsigned size, uint64_t v)
 {
     c->v->exits++;
     if (!c->v->mops->mmio_write)
-        return bad_access(c, a);
+        return cpu_bad_access(c, a);
     return machine_said(c, c->v->mops->mmio_write(c->v->machine, c->v, gpa(a), size, v), a);
 }
 

@@ -107,9 +107,6 @@ void mmu_flush_all(struct cpu *c);
 /* Takes the right to write directly from the entries of one guest frame (it became code). */
 void mmu_unwrite(struct cpu *c, uint64_t gfn);
 
-/* Copies guest-physical memory inside one page; false: exit queued. */
-bool mmu_phys_read(struct cpu *c, uint64_t gpa, unsigned size, uint64_t *out);
-
 /* Adds base, checks limit and rights outside 64-bit code. False: #GP or #SS queued. */
 bool mmu_seg(struct cpu *c, unsigned seg, uint64_t off, unsigned size, unsigned acc, uint64_t *lin);
 

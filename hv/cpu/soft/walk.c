@@ -59,24 +59,6 @@ enum phys phys_page(struct cpu *c, uint64_t g, bool write, uint8_t **host)
     return PHYS_RAM;
 }
 
-static bool bad_access(struct cpu *c, uint64_t a)
-{
-    c->v->bad_gpa = gpa(a);
-    return cpu_leave(c, CPU_EXIT_BAD_ACCESS);
-}
-
-bool mmu_phys_read(struct cpu *c, uint64_t a, unsigned size, uint64_t *out)
-{
-    uint8_t *host;
-    enum phys p = phys_page(c, a >> FRAME_SHIFT, false, &host);
-
-    if (p != PHYS_RAM)
-        return p == PHYS_MMIO ? bad_access(c, a) : false;
-    *out = 0;
-    __builtin_memcpy(out, host + PAGE_OFFS(a), size);
-    return true;
-}
-
 /* ---- guest page tables */
 
 /* One of the paging modes: what the walk needs to know of it. */
@@ -184,7 +166,7 @@ static bool set_bits(struct cpu *c, const struct format *f, const struct step *s
             continue;
         p = phys_page(c, s[i].at >> FRAME_SHIFT, true, &host);
         if (p != PHYS_RAM)
-            return p == PHYS_MMIO ? bad_access(c, s[i].at) : false;
+            return p == PHYS_MMIO ? cpu_bad_access(c, s[i].at) : false;
         if (!pte_swap(host + PAGE_OFFS(s[i].at), f->pte_size, s[i].pte, want)) {
             *again = true;
             return true;
@@ -222,7 +204,7 @@ static bool walk_once(struct cpu *c, uint64_t lin, unsigned acc, bool user, stru
         enum phys p = phys_page(c, at >> FRAME_SHIFT, false, &host);
 
         if (p != PHYS_RAM)
-            return p == PHYS_MMIO ? bad_access(c, at) : false;
+            return p == PHYS_MMIO ? cpu_bad_access(c, at) : false;
         pte = pte_load(host + PAGE_OFFS(at), f.pte_size);
         if (!(pte & PTE_P))
             return page_fault(c, &f, lin, acc, user, 0);
