@@ -77,6 +77,9 @@ struct mf_alloc_env {
     uint64_t nr_frames;
     void *meta;
     uint64_t meta_size;
+    /* For spinning on a lock, the n-th time; may yield the CPU. NULL or absent (size): pause. */
+    void (*relax)(void *arg, unsigned n);
+    void *relax_arg;
 };
 
 struct mf_alloc_stats {
@@ -91,7 +94,9 @@ struct mf_alloc_stats {
 typedef bool (*mf_alloc_range_fn)(void *arg, uint64_t first, uint64_t n);
 
 /*
- * Unless MF_ALLOC_THREAD_SAFE is set the core calls at most one of these at a time.
+ * Unless MF_ALLOC_THREAD_SAFE is set the core calls at most one of these at a time. With it `alloc`
+ * and `free` run for several CPUs at once, but never twice at once with the same `cpu`: what a
+ * plugin keeps for each CPU needs no lock. All others stand alone, whatever the flag.
  * `cpu` is a hint for locality. No op may block, none may touch the frames themselves.
  */
 struct mf_allocator_ops {
@@ -106,7 +111,10 @@ struct mf_allocator_ops {
      * another one. Any alignment, any length; the ranges of several calls never overlap.
      */
     int (*add)(const struct mf_alloc_env *env, uint64_t first, uint64_t n);
-    /* Takes one block of 2^order frames, aligned. MF_PL_NO_MEMORY when there is none. */
+    /*
+     * Takes one block of 2^order frames, aligned. MF_PL_NO_MEMORY when there is none; what is in
+     * the caches of other CPUs need not be looked for: the core then drains, alone, and asks again.
+     */
     int (*alloc)(const struct mf_alloc_env *env, uint32_t cpu, uint32_t order, uint64_t *first);
     /*
      * Returns a block. The core has checked that it is allocated. The order need not be the one it
@@ -122,6 +130,13 @@ struct mf_allocator_ops {
     void (*stats)(const struct mf_alloc_env *env, struct mf_alloc_stats *out);
     /* Ends the allocator. Its free frames are the core's again. */
     void (*fini)(const struct mf_alloc_env *env);
+    /*
+     * Takes the frames [first, first + n), all of which are free (drained first), as if they had
+     * been allocated; they may lie in any free blocks, whose rest stays free. MF_PL_RANGE, with
+     * nothing changed, when one of them is not free. May be NULL or absent (size): to take frames
+     * out of use the core then starts the allocator anew with the others.
+     */
+    int (*take)(const struct mf_alloc_env *env, uint64_t first, uint64_t n);
 };
 
 /* ---------------------------------------------------------------- teardown */
