@@ -163,7 +163,11 @@ typedef const volatile uint64_t *mf_table;
 
 struct mf_zap;
 
-/* Services of the core, valid from begin to end. All are O(1) but zap_run, which is O(n). */
+/*
+ * Services of the core, valid from begin to end. All are O(1) but zap_run, sweep and drop, which
+ * are O(what they remove). Members behind `count` came later: MF_ZAP_HAS() says whether the core
+ * that runs has one.
+ */
 struct mf_zap_host {
     uint32_t size;
     uint32_t reserved;
@@ -174,7 +178,8 @@ struct mf_zap_host {
      * are harvested, its frames retired. A table: unlinked and its frame retired, but only when it
      * has no entry left (MF_PL_NOT_EMPTY). MF_PL_RANGE when a leaf lies outside the scope or the
      * arguments are not an entry of this tree. Not an error, nothing counted: an absent entry.
-     * MF_PL_BLOCKED: too many frames wait for a flush; nothing was done; return MF_PL_BLOCKED.
+     * MF_PL_BLOCKED: too many frames wait for a flush, or the step has cost all that a step may;
+     * nothing was done; return MF_PL_BLOCKED.
      */
     int (*zap)(struct mf_zap *z, mf_table table, uint32_t index);
     /*
@@ -190,7 +195,34 @@ struct mf_zap_host {
     const volatile uint64_t *(*used)(struct mf_zap *z, mf_table table);
     /* How many entries of `table` are in use, 0 to 512. */
     uint32_t (*count)(struct mf_zap *z, mf_table table);
+    /*
+     * With MF_TD_TRACKS, for a `table` of level 2: goes through its entries in use from `index` on
+     * and takes out each level 1 table that lies wholly in the scope and has at most MF_SWEEP_MAX
+     * entries, its leaves first. Stops at an entry that is anything else, and before a table that
+     * would make `*removed` (leaves and tables together) more than `max`. `*next` is the entry
+     * where it stopped, MF_PT_ENTRIES when it went through all; an absent entry is never named.
+     * Errors as for zap, with `*next` and `*removed` saying what was done before. A table that got
+     * an entry meanwhile stays, and so may be named by `*next` again.
+     */
+    int (*sweep)(struct mf_zap *z, mf_table table, uint32_t index, uint32_t max, uint32_t *next,
+                 uint32_t *removed);
+    /*
+     * With MF_TD_ARENA and `whole`, on a second stage that takes no more mappings: takes at most
+     * `n` extents of the address space out with everything that they hold, `*dropped` says how
+     * many; 0 with MF_PL_OK: nothing is left, in any root. An extent is a block of guest RAM or a
+     * chunk of tables. The first call unlinks every root, so that no walk finds an entry from then
+     * on; tables read before must not be read any more. MF_PL_RANGE, with nothing done: something
+     * is mapped that is in no extent (it was there before the strategy was), or the address space
+     * still lives, or the teardown is not of the whole; use the other services.
+     */
+    int (*drop)(struct mf_zap *z, uint32_t n, uint32_t *dropped);
 };
+
+#define MF_SWEEP_MAX 8u
+
+/* Has this core that service? */
+#define MF_ZAP_HAS(host, member)                                                                   \
+    ((host)->size >= offsetof(struct mf_zap_host, member) + sizeof((host)->member))
 
 #define MF_ZAP_PASSES 4u
 
@@ -213,8 +245,24 @@ struct mf_zap {
     uint64_t loops_per_pass[MF_ZAP_PASSES];
 };
 
-/* mf_teardown_ops.flags */
-#define MF_TD_TRACKS 0x1u /* needs the used-entry bitmaps (host->used) */
+/*
+ * mf_teardown_ops.flags
+ *
+ * MF_TD_TRACKS  The used-entry bitmaps are kept for address spaces with this strategy (host->used,
+ *               host->sweep). One that gets the strategy while it lives has them built before.
+ * MF_TD_DEFERS  When an address space ends as a whole the core first takes it away from its VM, in
+ *               O(1): no vCPU is inside, no lookup leads to it, the VM is off and can start again
+ *               or be deleted. begin, step and end then run in the background, in bounded steps,
+ *               with a share of the CPU that leaves running vCPUs theirs. `whole` is set and no
+ *               entry is added in such a teardown. Ranges of a living one are worked on as ever.
+ * MF_TD_ARENA   Address spaces with this strategy draw their tables from private chunks and their
+ *               RAM by extents, which host->drop takes out whole. What was mapped before stays
+ *               where it is. The other services work all the same.
+ * A core refuses a strategy with a flag that it does not know.
+ */
+#define MF_TD_TRACKS 0x1u
+#define MF_TD_DEFERS 0x2u
+#define MF_TD_ARENA  0x4u
 
 #define MF_ZAP_STATE_MAX 1024u
 

@@ -181,7 +181,7 @@ static uint32_t host_count(struct mf_zap *z, mf_table table)
 }
 
 static const struct mf_zap_host zap_host = {
-    .size = sizeof(struct mf_zap_host),
+    .size = offsetof(struct mf_zap_host, sweep),
     .child = host_child,
     .zap = host_zap,
     .zap_run = host_zap_run,
@@ -206,10 +206,12 @@ static bool cuts_leaf(const struct stage2 *s2, unsigned root, uint64_t first, ui
     return w.pte && (last + 1) & (span - 1);
 }
 
+#define FLAGS_KNOWN (MF_TD_TRACKS | MF_TD_DEFERS | MF_TD_ARENA)
+
 static bool ops_ok(const struct mf_teardown_ops *ops)
 {
     return ops && ops->size >= sizeof *ops && ops->begin && ops->step &&
-           ops->state_size <= MF_ZAP_STATE_MAX;
+           ops->state_size <= MF_ZAP_STATE_MAX && !(ops->flags & ~FLAGS_KNOWN);
 }
 
 static enum mf_status begin(struct teardown *t, struct stage2 *s2,

@@ -325,6 +325,9 @@ static void test_wrong_strategies(void **state)
     s2 = make(&e, 1, false, ORDER_4K);
     assert_int_equal(teardown_begin_whole(&t, s2, &ops), MF_E_PLUGIN);
     assert_int_equal(teardown_begin_whole(&t, s2, NULL), MF_E_PLUGIN);
+    ops = *mm_test_teardown("single");
+    ops.flags |= 0x80000000u; /* of a later core */
+    assert_int_equal(teardown_begin_whole(&t, s2, &ops), MF_E_PLUGIN);
     mm_test_end_stage2(s2, mm_test_teardown("skip"));
     mm_testenv_fini(&e);
 }
