@@ -78,7 +78,7 @@ void vm_json(struct jsonw *w, const struct vm *vm)
         jsonw_u64(w, vm->id);
     else
         jsonw_null(w);
-    jsonw_kstr(w, "state", vm_state_text(vm->state));
+    jsonw_kstr(w, "state", vm_state_text(vm_shown_state(vm)));
     jsonw_key(w, "teardown_active");
     if (there)
         jsonw_str(w, vm->info.teardown);

@@ -184,6 +184,8 @@ void vms_set_id(struct vms *v, struct vm *vm, uint32_t id)
 
     if (vm->id == id)
         return;
+    vm->moves_known = false;
+    vm->info_now = false;
     if (vm->id != 0) {
         while (*at != vm)
             at = &(*at)->id_next;
@@ -261,6 +263,7 @@ static void set_state(struct vms *v, struct vm *vm, enum mf_vm_state to)
 {
     enum mf_vm_state from = vm->state;
 
+    vm->info_now = false;
     if (from == to)
         return;
     vm->state = to;
@@ -290,13 +293,14 @@ static void say_ended(struct vms *v, struct vm *vm, uint32_t reason, uint64_t co
     hub_end(v->hub);
 }
 
-/*
- * An answer of the core may be newer than the events still on their way, never older: an event that
- * does not begin at the state known was overtaken by one. Those that follow lead to where it is.
- */
-static bool follows(const struct vm *vm, uint64_t from)
+/* Takes the count of an event or an answer. False: what came says nothing new of the state. */
+static bool take_moves(struct vm *vm, uint32_t moves)
 {
-    return from == vm->state || (vm_is_off(vm) && (from == MF_VM_SHUTOFF || from == MF_VM_CRASHED));
+    if (vm->moves_known && (int32_t)(moves - vm->moves) <= 0)
+        return false;
+    vm->moves_known = true;
+    vm->moves = moves;
+    return true;
 }
 
 void vm_set_info(struct vms *v, struct vm *vm, const struct mf_vm_info *info)
@@ -307,7 +311,14 @@ void vm_set_info(struct vms *v, struct vm *vm, const struct mf_vm_info *info)
     vm->info.end.teardown[MF_NAME_MAX - 1] = '\0';
     vm->info.end.detail[sizeof vm->info.end.detail - 1] = '\0';
     vm->has_info = true;
-    set_state(v, vm, (enum mf_vm_state)info->state);
+    if (take_moves(vm, info->moves))
+        set_state(v, vm, (enum mf_vm_state)info->state);
+    vm->info_now = true;
+}
+
+enum mf_vm_state vm_shown_state(const struct vm *vm)
+{
+    return vm->id != 0 && vm->info_now ? (enum mf_vm_state)vm->info.state : vm->state;
 }
 
 /* A definition as far as the core knows one. */
@@ -439,7 +450,7 @@ void vms_event(struct vms *v, enum mf_event_nr nr, const struct mf_event *e)
         unknown_id(v, nr, e);
         return;
     }
-    if (nr == MF_EVENT_VM_STATE && e->b <= MF_VM_CRASHED && follows(vm, e->a))
+    if (nr == MF_EVENT_VM_STATE && e->b <= MF_VM_CRASHED && take_moves(vm, e->moves))
         set_state(v, vm, (enum mf_vm_state)e->b);
     if (nr == MF_EVENT_VM_ENDED) {
         vm->ended = true;

@@ -3,7 +3,9 @@
  * definition (transient: one-shot runs, or what another client made). Loop thread only.
  *
  * A VM object lives while it is in the tables or anybody holds a reference; `listed` says which.
- * What happens to it is told by the core's events; `state` follows them.
+ * What happens to it is told by the core's events; `state` follows them alone, each one step. An
+ * answer of the core comes behind all events that it is newer than, so it can only be older: what
+ * it says of the state is shown to whoever asked, being of one moment with its other numbers.
  */
 #ifndef MAYFLY_DAEMON_VMS_H
 #define MAYFLY_DAEMON_VMS_H
@@ -40,8 +42,12 @@ struct vm {
     bool stale;   /* not seen yet in the list that is being gone through */
     struct vm_def def;
     uint32_t id; /* in the core; 0: not there */
+    uint32_t
+        moves; /* of the state, as the core counts them; not known yet right after vms_set_id */
+    bool moves_known;
     enum mf_vm_state state;
     bool has_info;          /* `info` says something: of this life or of the last one */
+    bool info_now;          /* no event came since `info` was taken */
     struct mf_vm_info info; /* as it was last asked for */
     struct vm_waiter *waiters;
 };
@@ -83,7 +89,10 @@ void vm_unref(struct vm *vm);
 
 /* The core's number of it, 0 for none. What happened under this number already is made up for. */
 void vms_set_id(struct vms *v, struct vm *vm, uint32_t id);
+/* An answer of the core. Moves the state on only where events were not told (lost, or new here). */
 void vm_set_info(struct vms *v, struct vm *vm, const struct mf_vm_info *info);
+/* The state that belongs to `info` while that is fresh, else the last one known. */
+enum mf_vm_state vm_shown_state(const struct vm *vm);
 bool vm_is_off(const struct vm *vm);
 /* The VM has an end to tell of. */
 bool vm_has_end(const struct vm *vm);

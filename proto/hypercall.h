@@ -7,6 +7,9 @@
  * then the reply structure and tail on MF_OK, or struct mf_error otherwise. An event is a
  * struct mf_msg with MF_MSG_EVENT, then struct mf_event.
  *
+ * Whatever had happened when an answer was made is told before the answer: a client that follows
+ * the events is never behind an answer. It may be ahead of one; `moves` says so.
+ *
  * MF_AGAIN as a reply status: the call was preempted; the same request is sent again with
  * `cont` as it came back. The core does this itself for calls from the socket unless the request
  * carries MF_MSG_NO_CONT; a client may thus ignore it.
@@ -146,6 +149,8 @@ struct mf_vm_info {
     char name[MF_VM_NAME_MAX];
     char teardown[MF_NAME_MAX];
     struct mf_end_report end; /* of the last life; reason NONE when none ended yet */
+    uint32_t moves;           /* state transitions since it was made, modulo 2^32 */
+    uint32_t reserved;
 };
 
 /* ---- calls */
@@ -365,8 +370,8 @@ enum mf_event_nr {
 struct mf_event {
     uint64_t seq; /* counts all events of this connection */
     uint64_t at;
-    uint32_t vm; /* 0: none */
-    uint32_t reserved;
+    uint32_t vm;    /* 0: none */
+    uint32_t moves; /* VM_STATE: of the VM with this one (mf_vm_info.moves), else 0 */
     uint64_t a;
     uint64_t b;
     char text[128];
@@ -379,7 +384,7 @@ _Static_assert(sizeof(struct mf_error) == 256, "mf_error");
 _Static_assert(sizeof(struct mf_event) == 168, "mf_event");
 _Static_assert(sizeof(struct mf_args_vm_create) == 144, "mf_args_vm_create");
 _Static_assert(sizeof(struct mf_end_report) == 312, "mf_end_report");
-_Static_assert(sizeof(struct mf_vm_info) == 520, "mf_vm_info");
+_Static_assert(sizeof(struct mf_vm_info) == 528, "mf_vm_info");
 _Static_assert(sizeof(struct mf_reply_heap_info) == 320, "mf_reply_heap_info");
 _Static_assert(sizeof(struct mf_strategy_info) == 192, "mf_strategy_info");
 _Static_assert(sizeof(struct mf_reply_swap) == 96, "mf_reply_swap");

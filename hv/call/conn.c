@@ -87,19 +87,21 @@ static void send_events(struct conn *c)
     }
 }
 
-static void send_reply(struct conn *c)
+/* Events first: what had happened before the reply was made is told before it. */
+void conn_write(struct conn *c)
 {
-    c->state = CONN_SENDING;
+    send_events(c);
+    if (c->state != CONN_SENDING || c->nr_events || c->lost)
+        return;
     if (send_packet(c, c->reply, c->reply_size, NULL, 0))
         c->state = CONN_READING;
 }
 
-void conn_write(struct conn *c)
+static void send_reply(struct conn *c)
 {
-    if (c->state == CONN_SENDING)
-        send_reply(c);
-    if (c->state != CONN_SENDING)
-        send_events(c);
+    c->state = CONN_SENDING;
+    server_spread(c->server);
+    conn_write(c);
 }
 
 static void make_reply(struct conn *c, const struct call_request *r, enum mf_status st)

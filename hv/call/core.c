@@ -9,9 +9,12 @@
 
 #define QUIT_WAIT_NS UINT64_C(10000000000)
 
-static void on_state(void *arg, uint32_t vm, enum mf_vm_state from, enum mf_vm_state to)
+static void on_state(void *arg, uint32_t vm, enum mf_vm_state from, enum mf_vm_state to,
+                     uint32_t moves)
 {
-    event_push(&((struct core *)arg)->events, MF_EVENT_VM_STATE, vm, from, to, NULL);
+    struct mf_event e = {.vm = vm, .moves = moves, .a = from, .b = to};
+
+    event_push_full(&((struct core *)arg)->events, MF_EVENT_VM_STATE, &e);
 }
 
 static void on_ended(void *arg, uint32_t vm, enum mf_end_reason reason, uint64_t code)

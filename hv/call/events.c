@@ -50,8 +50,7 @@ void event_woken(struct event_queue *q)
     atomic_store(&q->signaled, false);
 }
 
-void event_push(struct event_queue *q, enum mf_event_nr nr, uint32_t vm, uint64_t a, uint64_t b,
-                const char *text)
+void event_push_full(struct event_queue *q, enum mf_event_nr nr, const struct mf_event *e)
 {
     if (!(atomic_load_explicit(&q->mask, memory_order_relaxed) & (1u << nr)))
         return;
@@ -62,11 +61,20 @@ void event_push(struct event_queue *q, enum mf_event_nr nr, uint32_t vm, uint64_
         struct event_item *i = &q->ring[(q->first + q->count++) % EVENT_QUEUE_LEN];
 
         i->nr = (uint16_t)nr;
-        i->event = (struct mf_event){.at = host_now_ns(), .vm = vm, .a = a, .b = b};
-        snprintf(i->event.text, sizeof i->event.text, "%s", text ? text : "");
+        i->event = *e;
+        i->event.at = host_now_ns();
     }
     pthread_mutex_unlock(&q->lock);
     event_poke(q);
+}
+
+void event_push(struct event_queue *q, enum mf_event_nr nr, uint32_t vm, uint64_t a, uint64_t b,
+                const char *text)
+{
+    struct mf_event e = {.vm = vm, .a = a, .b = b};
+
+    snprintf(e.text, sizeof e.text, "%s", text ? text : "");
+    event_push_full(q, nr, &e);
 }
 
 bool event_pop(struct event_queue *q, struct event_item *out)

@@ -35,6 +35,8 @@ void event_queue_fini(struct event_queue *q);
 /* Any thread. `text` may be NULL. Dropped at once when nobody wants it. */
 void event_push(struct event_queue *q, enum mf_event_nr nr, uint32_t vm, uint64_t a, uint64_t b,
                 const char *text);
+/* The same for an event that says more; seq and at are filled in here. */
+void event_push_full(struct event_queue *q, enum mf_event_nr nr, const struct mf_event *e);
 /* Wakes the control thread. Any thread. */
 void event_poke(struct event_queue *q);
 /* Control thread: resets the wake-up. */

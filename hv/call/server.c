@@ -205,11 +205,25 @@ static void console_rearm(struct server *s)
         vm_console_seen(vm);
 }
 
-static void spread_events(struct server *s)
+/* Which events anybody wants: the others are not even queued. */
+static void update_mask(struct server *s)
+{
+    uint32_t mask = 0, before;
+
+    for (struct conn *c = s->first; c; c = c->next)
+        mask |= c->session.mask;
+    before = atomic_exchange(&s->core->events.mask, mask);
+    if ((mask & ~before) & (1u << MF_EVENT_CONSOLE))
+        console_rearm(s);
+}
+
+void server_spread(struct server *s)
 {
     struct event_item i;
-    uint64_t lost = event_take_lost(&s->core->events);
+    uint64_t lost;
 
+    update_mask(s);
+    lost = event_take_lost(&s->core->events);
     while (event_pop(&s->core->events, &i)) {
         if (i.nr == MF_EVENT_CONSOLE) {
             struct vm *vm = vm_find(&s->core->vmm, i.event.vm);
@@ -225,18 +239,6 @@ static void spread_events(struct server *s)
     for (struct conn *c = s->first; lost && c; c = c->next)
         conn_lost(c, lost);
     if (lost)
-        console_rearm(s);
-}
-
-/* Which events anybody wants: the others are not even queued. */
-static void update_mask(struct server *s)
-{
-    uint32_t mask = 0, before;
-
-    for (struct conn *c = s->first; c; c = c->next)
-        mask |= c->session.mask;
-    before = atomic_exchange(&s->core->events.mask, mask);
-    if ((mask & ~before) & (1u << MF_EVENT_CONSOLE))
         console_rearm(s);
 }
 
@@ -287,8 +289,7 @@ static void after_round(struct server *s, bool woken)
     for (struct conn *c = s->first; c; c = c->next)
         if (!c->dead)
             conn_resume(c, woken);
-    update_mask(s);
-    spread_events(s);
+    server_spread(s);
     for (struct conn *c = s->first; c; c = c->next) {
         uint32_t wants;
 

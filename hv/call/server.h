@@ -27,6 +27,11 @@ struct server {
 };
 
 /*
+ * What has happened until now goes into the queues of the connections that asked for it. To be
+ * called between the making of a reply and its sending: an answer never overtakes an event.
+ */
+void server_spread(struct server *s);
+/*
  * Takes the lock beside the socket, replaces a stale socket, listens. Another core that holds the
  * lock: MF_E_BUSY, nothing touched. MF_E_IO.
  */

@@ -35,6 +35,7 @@ bool vm_transition(struct vm *vm, enum mf_vm_state to)
         return false;
     }
     vm->state = to;
+    vm->moves++;
     if (vm_state_off(from))
         atomic_fetch_add(&vm->vmm->running, 1);
     if (to == MF_VM_STOPPING)
@@ -44,7 +45,7 @@ bool vm_transition(struct vm *vm, enum mf_vm_state to)
     if (vm_state_off(to))
         atomic_fetch_sub(&vm->vmm->running, 1);
     if (e->state)
-        e->state(e->arg, vm->id, from, to);
+        e->state(e->arg, vm->id, from, to, vm->moves);
     return true;
 }
 

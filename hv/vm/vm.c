@@ -385,6 +385,7 @@ void vm_get_info(struct vm *vm, struct mf_vm_info *out)
     pthread_mutex_lock(&vm->lock);
     out->id = vm->id;
     out->state = vm->state;
+    out->moves = vm->moves;
     out->engine = MF_ENGINE_SOFT;
     out->vcpus = vm->config.vcpus;
     out->memory = vm->config.memory;

@@ -34,7 +34,10 @@ struct vmm;
 
 /* What others are told, from any thread. Must be quick and must not call into hv/vm. */
 struct vmm_events {
-    void (*state)(void *arg, uint32_t vm, enum mf_vm_state from, enum mf_vm_state to);
+    /* `moves`: how many transitions the VM has made, this one counted. Called with vm->lock held.
+     */
+    void (*state)(void *arg, uint32_t vm, enum mf_vm_state from, enum mf_vm_state to,
+                  uint32_t moves);
     void (*ended)(void *arg, uint32_t vm, enum mf_end_reason reason, uint64_t code);
     /* There is console output; not told again until vm_console_seen. */
     void (*console)(void *arg, uint32_t vm, uint64_t end);
@@ -89,6 +92,7 @@ struct vm {
     pthread_mutex_t lock;
     /* under lock */
     enum mf_vm_state state;
+    uint32_t moves;    /* transitions made, modulo 2^32 */
     struct stage2 *s2; /* NULL while off */
     struct boot_image *image;
     char *cmdline;

@@ -403,6 +403,47 @@ static void events_of_a_life(void **state)
                      MF_E_RANGE);
 }
 
+/* The last state event about `id` among those that came before the last answer, and drops them. */
+static uint32_t told_moves(uint32_t id, uint32_t before)
+{
+    for (unsigned i = 0; i < c.nr_events; i++)
+        if (c.event_nr[i] == MF_EVENT_VM_STATE && c.events[i].vm == id) {
+            assert_int_equal(c.events[i].moves, before + 1);
+            before = c.events[i].moves;
+        }
+    c.nr_events = 0;
+    return before;
+}
+
+/*
+ * Protects: an answer never overtakes an event. Whatever an answer knows of a VM's state was told
+ * before it, from the subscription on, at whatever moment of the VM's life it is asked.
+ */
+static void answers_come_behind_events(void **state)
+{
+    struct mf_args_subscribe s = {.mask = 1u << MF_EVENT_VM_STATE};
+    struct mf_vm_info info;
+    uint32_t id, told;
+
+    (void)state;
+    load_strategies();
+    assert_int_equal(client_call(&c, MF_CALL_SUBSCRIBE, &s, sizeof s, NULL, 0, NULL, 0), MF_OK);
+    for (unsigned life = 0; life < 100; life++) {
+        c.nr_events = 0;
+        assert_int_equal(vm_launch(&c, "e", 4 << 20, "hello.elf", "", NULL, 0, &id), MF_OK);
+        told = told_moves(id, 0);
+        assert_true(told >= 1);
+        do {
+            assert_true(vm_info(&c, id, &info));
+            told = told_moves(id, told);
+            assert_true(told >= info.moves);
+            if (info.moves == told)
+                assert_true(info.state != MF_VM_SHUTOFF || info.end.reason == MF_END_POWEROFF);
+        } while (info.state != MF_VM_SHUTOFF);
+        assert_int_equal(vm_remove(&c, id), MF_OK);
+    }
+}
+
 /* Protects: a subscriber that does not read loses events and is told how many; others go on. */
 static void slow_reader(void **state)
 {
@@ -635,13 +676,17 @@ static void huge_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        T(hello_first),    T(malformed_messages), T(oversized_message),
-        T(unexpected_fds), T(bad_vm_ids),         T(bad_configurations),
-        T(no_strategies),  T(batch_launches),     T(batch_stops),
-        T(batch_overflow), T(events_of_a_life),   T(slow_reader),
-        T(continuations),  T(wrong_user),         T(reader_that_never_reads),
-        T(second_start),   T(stale_socket),       T(core_shutdown),
-        T(ends_by_signal), T(sandboxed),          cmocka_unit_test(huge_memory),
+        T(hello_first),       T(malformed_messages),
+        T(oversized_message), T(unexpected_fds),
+        T(bad_vm_ids),        T(bad_configurations),
+        T(no_strategies),     T(batch_launches),
+        T(batch_stops),       T(batch_overflow),
+        T(events_of_a_life),  T(answers_come_behind_events),
+        T(slow_reader),       T(continuations),
+        T(wrong_user),        T(reader_that_never_reads),
+        T(second_start),      T(stale_socket),
+        T(core_shutdown),     T(ends_by_signal),
+        T(sandboxed),         cmocka_unit_test(huge_memory),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

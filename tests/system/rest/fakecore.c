@@ -43,7 +43,7 @@ static struct {
     char fault[16];
     int fault_call, fault_count;
     int fd_count; /* that came with the request */
-    struct {      /* events go out behind the reply */
+    struct {      /* events go out before the reply */
         uint16_t nr;
         struct mf_event e;
     } event[256];
@@ -58,13 +58,17 @@ static uint64_t now_ns(void)
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-static void push_event(enum mf_event_nr nr, uint32_t vm, uint64_t a, uint64_t b)
+static struct mf_event *push_event(enum mf_event_nr nr, uint32_t vm, uint64_t a, uint64_t b)
 {
-    if (core.events == sizeof core.event / sizeof core.event[0])
-        return;
-    core.event[core.events].nr = (uint16_t)nr;
-    core.event[core.events++].e =
-        (struct mf_event){.seq = ++core.seq, .at = now_ns(), .vm = vm, .a = a, .b = b};
+    static struct mf_event lost;
+    struct mf_event *e = &lost;
+
+    if (core.events < sizeof core.event / sizeof core.event[0]) {
+        core.event[core.events].nr = (uint16_t)nr;
+        e = &core.event[core.events++].e;
+    }
+    *e = (struct mf_event){.seq = ++core.seq, .at = now_ns(), .vm = vm, .a = a, .b = b};
+    return e;
 }
 
 static void flush_events(void)
@@ -86,7 +90,7 @@ static void flush_events(void)
 
 static void set_state(struct fake_vm *v, uint32_t to)
 {
-    push_event(MF_EVENT_VM_STATE, v->info.id, v->info.state, to);
+    push_event(MF_EVENT_VM_STATE, v->info.id, v->info.state, to)->moves = ++v->info.moves;
     v->info.state = to;
 }
 
@@ -392,8 +396,8 @@ static void serve_one(const uint8_t *in)
     }
     r.size = (uint32_t)sizeof r + len;
     memcpy(bytes, &r, sizeof r);
-    (void)!send(core.fd, bytes, r.size, MSG_NOSIGNAL);
     flush_events();
+    (void)!send(core.fd, bytes, r.size, MSG_NOSIGNAL);
 }
 
 static void serve(void)

@@ -13,6 +13,7 @@ struct world {
     struct link l;
     struct hub h;
     unsigned relists;
+    uint32_t moves[VMS_EARLY + 16]; /* by id: what the core has counted */
 };
 
 static void relist(void *arg)
@@ -58,6 +59,8 @@ static void event(struct world *w, enum mf_event_nr nr, uint32_t id, uint64_t a,
 {
     struct mf_event e = {.vm = id, .a = a, .b = b};
 
+    if (nr == MF_EVENT_VM_STATE)
+        e.moves = ++w->moves[id];
     vms_event(&w->v, nr, &e);
 }
 
@@ -145,6 +148,59 @@ static void test_early_events(void **state)
     assert_int_equal(w->relists, 0);
     vm_unwait(a, &c.w);
     a->busy = false;
+}
+
+/*
+ * An answer made before the last events changes no state; what it says is shown to who asked, and
+ * only until the next event. One that is ahead, events being lost, moves the state.
+ */
+static void test_answers_and_events(void **state)
+{
+    struct world *w = *state;
+    struct vm *a = add(w, "a", true);
+    struct counter c = {.w = {.changed = count}, .vm = a};
+    struct mf_vm_info old, ahead;
+
+    vms_set_id(&w->v, a, 9);
+    event(w, MF_EVENT_VM_STATE, 9, MF_VM_SHUTOFF, MF_VM_STARTING);
+    event(w, MF_EVENT_VM_STATE, 9, MF_VM_STARTING, MF_VM_RUNNING);
+    event(w, MF_EVENT_VM_STATE, 9, MF_VM_RUNNING, MF_VM_STOPPING);
+    old = info_of(a, 9, MF_VM_RUNNING);
+    old.moves = 2;
+    vm_wait(a, &c.w);
+    vm_set_info(&w->v, a, &old);
+    assert_int_equal(a->state, MF_VM_STOPPING);
+    assert_int_equal(vm_shown_state(a), MF_VM_RUNNING);
+    assert_int_equal(c.n, 0);
+    event(w, MF_EVENT_VM_STATE, 9, MF_VM_STOPPING, MF_VM_SHUTOFF);
+    assert_int_equal(a->state, MF_VM_SHUTOFF);
+    assert_int_equal(vm_shown_state(a), MF_VM_SHUTOFF);
+    assert_int_equal(c.n, 1);
+    ahead = info_of(a, 9, MF_VM_PAUSED);
+    ahead.moves = 7;
+    vm_set_info(&w->v, a, &ahead);
+    assert_int_equal(a->state, MF_VM_PAUSED);
+    assert_int_equal(c.n, 2);
+    event(w, MF_EVENT_VM_STATE, 9, MF_VM_SHUTOFF, MF_VM_STARTING); /* the fifth: known already */
+    assert_int_equal(a->state, MF_VM_PAUSED);
+    vm_unwait(a, &c.w);
+}
+
+/* The count of state changes may wrap, and a daemon may come to know a VM at any count. */
+static void test_moves_wrap(void **state)
+{
+    struct world *w = *state;
+    struct vm *a = add(w, "a", true);
+    struct mf_vm_info i = info_of(a, 9, MF_VM_RUNNING);
+
+    vms_set_id(&w->v, a, 9);
+    i.moves = UINT32_MAX;
+    vm_set_info(&w->v, a, &i);
+    assert_int_equal(a->state, MF_VM_RUNNING);
+    event(w, MF_EVENT_VM_STATE, 9, MF_VM_RUNNING, MF_VM_PAUSED); /* counted as 1 */
+    assert_int_equal(a->state, MF_VM_PAUSED);
+    vm_set_info(&w->v, a, &i);
+    assert_int_equal(a->state, MF_VM_PAUSED);
 }
 
 /* More early events than fit are not forgotten: the list is asked for. */
@@ -265,6 +321,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_find, setup, teardown),
         cmocka_unit_test_setup_teardown(test_early_events, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_answers_and_events, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_moves_wrap, setup, teardown),
         cmocka_unit_test_setup_teardown(test_early_overflow, setup, teardown),
         cmocka_unit_test_setup_teardown(test_reconcile, setup, teardown),
         cmocka_unit_test_setup_teardown(test_name_clash, setup, teardown),

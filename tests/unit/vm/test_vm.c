@@ -33,11 +33,13 @@ static uint64_t now(void *arg)
     return fake_now += 1000;
 }
 
-static void on_state(void *arg, uint32_t vm, enum mf_vm_state from, enum mf_vm_state to)
+static void on_state(void *arg, uint32_t vm, enum mf_vm_state from, enum mf_vm_state to,
+                     uint32_t moves)
 {
     (void)arg;
     (void)vm;
     assert_true(vm_state_legal(from, to));
+    assert_true(moves > 0);
     states++;
 }
 
