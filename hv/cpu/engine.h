@@ -15,7 +15,7 @@
 /* Why run() came back. */
 enum cpu_exit {
     CPU_EXIT_BUDGET,       /* the slice is used up */
-    CPU_EXIT_HALT,         /* HLT; resumes on an interrupt (events), never when IF was 0 */
+    CPU_EXIT_HALT,         /* HLT or wait for SIPI; goes on by events, see halt_masked */
     CPU_EXIT_EVENT,        /* kicked: look at vcpu->events */
     CPU_EXIT_STOP,         /* a machine op answered MACHINE_STOP; state is past the instruction */
     CPU_EXIT_YIELD,        /* a machine op answered MACHINE_YIELD */
@@ -27,10 +27,15 @@ enum cpu_exit {
 
 /* vcpu->events, set by others, cleared by whoever serves them. */
 #define CPU_EVENT_KICK 0x1u /* leave run() soon: the scheduler wants the thread */
-#define CPU_EVENT_INTR                                                                             \
-    0x2u /* the interrupt controller has something: ask machine_ops->intr_ack                      \
-          */
-#define CPU_EVENT_NMI 0x4u
+/* The interrupt controller has something: ask machine_ops->intr_ack once interrupts are open (IF
+ * set, no shadow: the interrupt window). Set anew for each further vector. */
+#define CPU_EVENT_INTR 0x2u
+#define CPU_EVENT_NMI  0x4u
+/* INIT: the vCPU is reset but for its APIC base and TSC, then waits for SIPI (vCPU 0 does not: it
+ * starts at the reset vector). The machine has reset the vCPU's LAPIC already. */
+#define CPU_EVENT_INIT 0x8u
+/* SIPI with vcpu->sipi_vector; ignored unless the vCPU waits for one. Served after INIT. */
+#define CPU_EVENT_SIPI 0x10u
 
 struct cpu_segment {
     uint16_t selector;
@@ -99,7 +104,27 @@ struct machine_ops {
     /* Nanoseconds since the VM started, stopped while it is paused: the base of every guest clock.
      */
     uint64_t (*clock_ns)(void *m);
+
+    /* What follows may be NULL: such a machine has no LAPIC and no paravirtual clock. */
+
+    /*
+     * MSRs that are the machine's: APIC base (0x1b), TSC deadline (0x6e0), x2APIC (0x800 to 0x8ff),
+     * kvm-clock (0x4b564d00, 0x4b564d01). The engine asks for every number it does not know itself;
+     * MACHINE_NONE: no such register or value, #GP. A write of the TSC (0x10) is told after
+     * vcpu->tsc_offset has changed.
+     */
+    enum machine_result (*msr_read)(void *m, struct vcpu *v, uint32_t nr, uint64_t *value);
+    enum machine_result (*msr_write)(void *m, struct vcpu *v, uint32_t nr, uint64_t value);
+    /* CR8: bits 4 to 7 of the task priority. `value` is 0 to 15. */
+    uint64_t (*cr8_read)(void *m, struct vcpu *v);
+    void (*cr8_write)(void *m, struct vcpu *v, uint64_t value);
+    /* Adds what the machine offers to a leaf that the engine has filled (EAX, EBX, ECX, EDX). */
+    void (*cpuid)(void *m, const struct vcpu *v, uint32_t leaf, uint32_t sub, uint32_t r[4]);
 };
+
+/* Rate of every engine's TSC where the host does not set it: it counts the clock's nanoseconds. */
+#define CPU_TSC_KHZ UINT64_C(1000000)
+_Static_assert(CPU_TSC_KHZ == 1000000, "a tick is a nanosecond: no conversion is needed");
 
 struct engine_ops;
 
@@ -117,12 +142,17 @@ struct vcpu {
     const struct machine_ops *mops;
     void *machine;
     _Atomic uint32_t events;
+    _Atomic uint8_t sipi_vector; /* of CPU_EVENT_SIPI: starts at vector << 12 in real mode */
+    /* Kept by the engine: guest TSC = clock_ns * kHz / 10^6 + tsc_offset. */
+    _Atomic uint64_t tsc_offset;
     struct s2_viewer viewer; /* registered by the engine in vcpu_init */
     void *priv;
 
     /* Filled by run() for the exit it returns. */
     gpa_t bad_gpa;
     enum mf_status status;
+    /* CPU_EXIT_HALT: CPU_EVENT_INTR does not wake it (IF is 0, or it waits for SIPI). */
+    bool halt_masked;
     char detail[128];
 
     /* Counters, read by others without a lock. */

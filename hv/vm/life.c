@@ -323,6 +323,7 @@ enum sched_after vm_slice(struct sched_cpu *c)
     struct vm_cpu *vc = (struct vm_cpu *)((char *)c - offsetof(struct vm_cpu, sched));
     struct vcpu *v = &vc->cpu;
     struct vm *vm = vc->vm;
+    const uint32_t wakes = CPU_EVENT_INTR | CPU_EVENT_NMI | CPU_EVENT_INIT | CPU_EVENT_SIPI;
     enum cpu_exit why;
 
     if (!atomic_load_explicit(&vm->first_run_at, memory_order_relaxed))
@@ -337,7 +338,8 @@ enum sched_after vm_slice(struct sched_cpu *c)
     case CPU_EXIT_STOP:
         return SCHED_AFTER_OFF;
     case CPU_EXIT_HALT:
-        return events & (CPU_EVENT_INTR | CPU_EVENT_NMI) ? SCHED_AFTER_QUEUE : SCHED_AFTER_HALT;
+        return events & (v->halt_masked ? wakes & ~CPU_EVENT_INTR : wakes) ? SCHED_AFTER_QUEUE
+                                                                           : SCHED_AFTER_HALT;
     case CPU_EXIT_TRIPLE_FAULT:
         crash(vc, MF_END_TRIPLE_FAULT, 0, "triple fault");
         return SCHED_AFTER_OFF;

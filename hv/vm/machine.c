@@ -58,8 +58,15 @@ static uint64_t clock_ns(void *m)
     return vm_clock(m);
 }
 
-const struct machine_ops vm_machine_ops = {port_in,   port_out, mmio_read, mmio_write,
-                                           hypercall, intr_ack, clock_ns};
+const struct machine_ops vm_machine_ops = {
+    .port_in = port_in,
+    .port_out = port_out,
+    .mmio_read = mmio_read,
+    .mmio_write = mmio_write,
+    .hypercall = hypercall,
+    .intr_ack = intr_ack,
+    .clock_ns = clock_ns,
+};
 
 uint64_t vm_clock(struct vm *vm)
 {

@@ -134,8 +134,15 @@ static uint64_t clock_ns(void *m)
     return 1000;
 }
 
-static const struct machine_ops machine = {port_in,   port_out, mmio_read, mmio_write,
-                                           hypercall, intr_ack, clock_ns};
+static const struct machine_ops machine = {
+    .port_in = port_in,
+    .port_out = port_out,
+    .mmio_read = mmio_read,
+    .mmio_write = mmio_write,
+    .hypercall = hypercall,
+    .intr_ack = intr_ack,
+    .clock_ns = clock_ns,
+};
 
 /* ---- the guest */
 

@@ -205,6 +205,48 @@ static bool queue_interrupt(struct cpu *c, unsigned vec)
     return true;
 }
 
+/* INIT keeps the clock and where the LAPIC is. vCPU 0 goes on at the reset vector. */
+static void take_init(struct cpu *c)
+{
+    struct cpu_state s;
+
+    cpu_state_reset(&s);
+    s.tsc_offset = c->tsc_offset;
+    s.apic_base = c->apic_base;
+    s.wait_sipi = c->v->index != 0;
+    c->exc.pending = false;
+    cpu_load_state(c, &s);
+}
+
+static void take_sipi(struct cpu *c)
+{
+    uint64_t vector = atomic_load(&c->v->sipi_vector);
+
+    if (!c->wait_sipi)
+        return;
+    c->wait_sipi = false;
+    c->rip = 0;
+    c->seg[CPU_CS].selector = (uint16_t)(vector << 8);
+    c->seg[CPU_CS].base = vector << 12;
+    cpu_update_mode(c);
+}
+
+/* True: something changed, look again before going on. */
+static bool serve_start(struct cpu *c, uint32_t events)
+{
+    if (events & CPU_EVENT_INIT) {
+        atomic_fetch_and(&c->v->events, ~CPU_EVENT_INIT);
+        take_init(c);
+        return true;
+    }
+    if (events & CPU_EVENT_SIPI) {
+        atomic_fetch_and(&c->v->events, ~CPU_EVENT_SIPI);
+        take_sipi(c);
+        return true;
+    }
+    return false;
+}
+
 /* Serves what others asked for. True: something is queued, look again before going on. */
 static bool serve_events(struct cpu *c)
 {
@@ -217,7 +259,9 @@ static bool serve_events(struct cpu *c)
         atomic_fetch_and(&c->v->events, ~CPU_EVENT_KICK);
         return !cpu_leave(c, CPU_EXIT_EVENT);
     }
-    if (c->shadow)
+    if (unlikely(events & (CPU_EVENT_INIT | CPU_EVENT_SIPI)) && serve_start(c, events))
+        return true;
+    if (c->shadow || c->wait_sipi)
         return false;
     if ((events & CPU_EVENT_NMI) && !c->nmi_blocked) {
         atomic_fetch_and(&c->v->events, ~CPU_EVENT_NMI);
@@ -310,6 +354,12 @@ static void run_slice(struct cpu *c)
         single_step_trap(c);
 }
 
+static void leave_halted(struct cpu *c)
+{
+    c->v->halt_masked = c->wait_sipi || !(c->fl_sys & FL_IF);
+    cpu_leave(c, CPU_EXIT_HALT);
+}
+
 static void run_loop(struct cpu *c)
 {
     while (!c->exiting) {
@@ -322,7 +372,7 @@ static void run_loop(struct cpu *c)
         if (serve_events(c))
             continue;
         if (unlikely(c->halted || c->wait_sipi))
-            cpu_leave(c, CPU_EXIT_HALT);
+            leave_halted(c);
         else if (c->count >= c->budget)
             cpu_leave(c, CPU_EXIT_BUDGET);
         else

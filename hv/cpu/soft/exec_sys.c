@@ -125,6 +125,7 @@ enum op_result exec_hlt(struct cpu *c, const struct op *op)
     if (!privileged(c))
         return R_STOP;
     c->halted = true;
+    c->v->halt_masked = !(c->fl_sys & FL_IF);
     return op_leave(c, CPU_EXIT_HALT);
 }
 
@@ -236,7 +237,7 @@ enum op_result exec_mov_from_cr(struct cpu *c, const struct op *op)
         v = c->cr4;
         break;
     case 8:
-        v = c->cr8;
+        v = c->v->mops->cr8_read ? c->v->mops->cr8_read(c->v->machine, c->v) : c->cr8;
         break;
     default:
         return op_raise(c, VEC_UD, 0);
@@ -305,6 +306,8 @@ enum op_result exec_mov_to_cr(struct cpu *c, const struct op *op)
         ok = !(v & ~UINT64_C(15));
         if (ok)
             c->cr8 = v;
+        if (ok && c->v->mops->cr8_write)
+            c->v->mops->cr8_write(c->v->machine, c->v, v);
         break;
     default:
         return op_raise(c, VEC_UD, 0);

@@ -92,6 +92,8 @@ void cpuid_read(const struct cpu *c, uint32_t leaf, uint32_t sub, uint32_t r[4])
     } else if (leaf >= 0x80000000u) {
         leaf_extended(leaf, r);
     }
+    if (c->v->mops->cpuid)
+        c->v->mops->cpuid(c->v->machine, c->v, leaf, sub, r);
 }
 
 /* ---- MSRs */
@@ -119,7 +121,7 @@ enum {
 
 uint64_t tsc_read(struct cpu *c)
 {
-    return c->v->mops->clock_ns(c->v->machine) * SOFT_TSC_KHZ / 1000000 + c->tsc_offset;
+    return c->v->mops->clock_ns(c->v->machine) + c->tsc_offset; /* CPU_TSC_KHZ */
 }
 
 /* The registers that only hold a value. */
@@ -155,6 +157,38 @@ static uint64_t *plain(struct cpu *c, uint32_t nr)
     }
 }
 
+/* The registers that the machine keeps. Without a machine that does, APIC base is a constant. */
+static bool machine_msr_read(struct cpu *c, uint32_t nr, uint64_t *v)
+{
+    const struct machine_ops *m = c->v->mops;
+
+    if (m->msr_read)
+        return m->msr_read(c->v->machine, c->v, nr, v) != MACHINE_NONE;
+    *v = c->apic_base;
+    return nr == MSR_APIC_BASE;
+}
+
+static bool machine_msr_write(struct cpu *c, uint32_t nr, uint64_t v)
+{
+    const struct machine_ops *m = c->v->mops;
+
+    if (!m->msr_write || m->msr_write(c->v->machine, c->v, nr, v) == MACHINE_NONE)
+        return false;
+    if (nr == MSR_APIC_BASE)
+        c->apic_base = v;
+    return true;
+}
+
+static void tsc_write(struct cpu *c, uint64_t v)
+{
+    const struct machine_ops *m = c->v->mops;
+
+    c->tsc_offset += v - tsc_read(c);
+    atomic_store(&c->v->tsc_offset, c->tsc_offset);
+    if (m->msr_write)
+        m->msr_write(c->v->machine, c->v, MSR_TSC, v);
+}
+
 bool msr_read(struct cpu *c, uint32_t nr, uint64_t *v)
 {
     const uint64_t *p = plain(c, nr);
@@ -170,16 +204,13 @@ bool msr_read(struct cpu *c, uint32_t nr, uint64_t *v)
     case MSR_TSC:
         *v = tsc_read(c);
         return true;
-    case MSR_APIC_BASE:
-        *v = c->apic_base;
-        return true;
     case MSR_PATCH_LEVEL:
     case MSR_MTRR_CAP:
     case MSR_MTRR_DEFAULT:
         *v = 0;
         return true;
     default:
-        return false;
+        return machine_msr_read(c, nr, v);
     }
 }
 
@@ -214,12 +245,14 @@ bool msr_write(struct cpu *c, uint32_t nr, uint64_t v)
     if (nr == MSR_EFER)
         return efer_write(c, v);
     if (nr == MSR_TSC) {
-        c->tsc_offset += v - tsc_read(c);
+        tsc_write(c, v);
         return true;
     }
     if (nr == MSR_PATCH_LEVEL)
         return true;
-    if (!p || (address && !is_canonical(v)) || (nr == MSR_PAT && !pat_valid(v)) ||
+    if (!p)
+        return machine_msr_write(c, nr, v);
+    if ((address && !is_canonical(v)) || (nr == MSR_PAT && !pat_valid(v)) ||
         ((nr == MSR_TSC_AUX || nr == MSR_SFMASK) && v >> 32))
         return false;
     *p = v;

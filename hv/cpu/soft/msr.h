@@ -4,8 +4,6 @@
 
 #include "hv/cpu/soft/cpu.h"
 
-#define SOFT_TSC_KHZ UINT64_C(1000000) /* the TSC counts nanoseconds of the machine's clock */
-
 void cpuid_read(const struct cpu *c, uint32_t leaf, uint32_t sub, uint32_t r[4]);
 /* False: no such register, or a value that it does not take: #GP. */
 bool msr_read(struct cpu *c, uint32_t nr, uint64_t *v);

@@ -90,6 +90,7 @@ void cpu_load_state(struct cpu *c, const struct cpu_state *s)
     c->apic_base = s->apic_base;
     c->pat = s->pat;
     c->tsc_offset = s->tsc_offset;
+    atomic_store(&c->v->tsc_offset, s->tsc_offset);
     c->halted = s->halted != 0;
     c->wait_sipi = s->wait_sipi != 0;
     c->nmi_blocked = s->nmi_blocked != 0;

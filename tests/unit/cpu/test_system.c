@@ -626,6 +626,62 @@ static void test_msrs(void **state)
     assert_int_equal(*gpr(CPU_RDX), 0x56);
 }
 
+/* Protects the start of a further vCPU: INIT resets, nothing but SIPI wakes, SIPI begins in real
+ * mode at its page; a second SIPI is nothing. */
+static void test_init_sipi(void **state)
+{
+    (void)state;
+    vm.v.index = 1;
+    TV_LOAD(&vm, 0x12000, 0x8c, 0xc8, 0xf4, 0xf4); /* mov ax,cs; hlt; hlt */
+    TV_LOAD(&vm, TV_CODE, 0xf4);
+    tv_run_to_halt(&vm);
+    vm.vector = 0x40;
+    atomic_store(&vm.v.events, CPU_EVENT_INIT | CPU_EVENT_INTR | CPU_EVENT_NMI);
+    assert_int_equal(tv_resume(&vm, 100), CPU_EXIT_HALT);
+    assert_true(vm.v.halt_masked);
+    assert_int_equal(vm.st.wait_sipi, 1);
+    assert_int_equal(vm.st.halted, 0);
+    assert_int_equal(vm.st.cr0 & 1, 0);
+    assert_int_equal(vm.vector, 0x40);
+    atomic_store(&vm.v.events, CPU_EVENT_SIPI);
+    atomic_store(&vm.v.sipi_vector, 0x12);
+    assert_int_equal(tv_resume(&vm, 100), CPU_EXIT_HALT);
+    assert_int_equal(vm.st.wait_sipi, 0);
+    assert_int_equal(vm.st.halted, 1);
+    assert_int_equal(*gpr(CPU_RAX) & 0xffff, 0x1200);
+    assert_int_equal(vm.st.rip, 3);
+    atomic_store(&vm.v.events, CPU_EVENT_SIPI);
+    assert_int_equal(tv_resume(&vm, 100), CPU_EXIT_HALT);
+    assert_int_equal(vm.st.rip, 3);
+    vm.v.index = 0;
+}
+
+/* Protects that INIT of vCPU 0 starts it at the reset vector, with the clock going on. */
+static void test_init_first(void **state)
+{
+    (void)state;
+    TV_LOAD(&vm, TV_CODE, 0xf4);
+    vm.st.tsc_offset = 77;
+    tv_run_to_halt(&vm);
+    atomic_store(&vm.v.events, CPU_EVENT_INIT);
+    assert_int_equal(tv_resume(&vm, 100), CPU_EXIT_BAD_ACCESS); /* no ROM there */
+    assert_int_equal(vm.st.rip, 0xfff0);
+    assert_int_equal(vm.st.seg[CPU_CS].base, 0xffff0000);
+    assert_int_equal(vm.st.tsc_offset, 77);
+}
+
+/* Protects what the machine is told of a halt: whether an interrupt would end it. */
+static void test_halt_masked(void **state)
+{
+    (void)state;
+    TV_LOAD(&vm, TV_CODE, 0xfa, 0xf4, 0xfb, 0xf4); /* cli; hlt; sti; hlt */
+    tv_run_to_halt(&vm);
+    assert_true(vm.v.halt_masked);
+    vm.st.halted = 0;
+    assert_int_equal(tv_run(&vm, 100), CPU_EXIT_HALT);
+    assert_false(vm.v.halt_masked);
+}
+
 /* Protects the signature by which a guest knows where it runs. */
 static void test_cpuid(void **state)
 {
@@ -821,6 +877,9 @@ int main(void)
         T(test_port_answers),
         T(test_hypercalls),
         T(test_msrs),
+        T(test_init_sipi),
+        T(test_init_first),
+        T(test_halt_masked),
         T(test_cpuid),
         T(test_sse_refused),
         T(test_bad_access),
