@@ -27,6 +27,7 @@ static const struct {
     [MF_END_NO_MEMORY] = {"no-memory", "machine memory ran out under the guest"},
     [MF_END_CORE_LOST] = {"core-lost", "the hypervisor core died with it"},
     [MF_END_IMAGE] = {"image", "the kernel image could not be loaded"},
+    [MF_END_PANIC] = {"panic", "the guest's kernel panicked"},
 };
 
 const char *end_reason_word(uint32_t r)

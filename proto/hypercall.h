@@ -33,7 +33,7 @@
 #define MF_ABI_VERSION 1u
 #define MF_MAGIC       0x594c464du /* "MFLY" */
 #define MF_MSG_MAX     65536u
-#define MF_MSG_FDS_MAX 4u
+#define MF_MSG_FDS_MAX 8u
 
 #define MF_MSG_REPLY   0x1u
 #define MF_MSG_EVENT   0x2u
@@ -46,6 +46,9 @@
 #define MF_CMDLINE_MAX      2048u /* with the zero */
 #define MF_RAM_MIN          65536u
 #define MF_IMAGE_MAX        (UINT64_C(1) << 31)
+#define MF_MODULES_MAX      7u
+#define MF_SETUP_OFFSET     0x1f1u /* of Linux's setup header, in its file and in boot_params */
+#define MF_SETUP_MAX        159u
 #define MF_CONSOLE_SIZE     65536u /* default bytes of console output kept by the core */
 #define MF_CONSOLE_SIZE_MAX (1u << 20)
 #define MF_GRACE_DEFAULT_NS UINT64_C(5000000000)
@@ -101,6 +104,7 @@ enum mf_end_reason {
     MF_END_NO_MEMORY = 10,   /* crashed: machine memory ran out while the guest touched new RAM */
     MF_END_CORE_LOST = 11,   /* said by hvd: the core died with the VM */
     MF_END_IMAGE = 12,       /* start failed: the image no longer loads */
+    MF_END_PANIC = 13,       /* crashed: the guest's kernel says that it panicked */
 };
 
 enum mf_engine { MF_ENGINE_AUTO = 0, MF_ENGINE_SOFT = 1, MF_ENGINE_KVM = 2 };
@@ -251,10 +255,17 @@ struct mf_args_vm {
     uint32_t reserved;
 };
 
+/*
+ * The tail is the command line, the modules' command lines, the setup header. The fds are the
+ * kernel's and the modules', in this order. The first module is Linux's initial RAM disk.
+ */
 struct mf_args_vm_image {
     uint32_t vm;
-    uint32_t cmdline_len; /* bytes in the tail, without a zero; below MF_CMDLINE_MAX */
-    uint32_t has_initrd;  /* 1: a second fd */
+    uint32_t cmdline_len; /* bytes, without a zero; below MF_CMDLINE_MAX */
+    uint32_t setup_len;   /* at most MF_SETUP_MAX; 0: the image is not from a bzImage */
+    uint32_t nr_modules;
+    uint32_t module_len[MF_MODULES_MAX]; /* bytes of their command lines, all together below
+                                            MF_CMDLINE_MAX */
     uint32_t reserved;
 };
 
@@ -383,6 +394,7 @@ _Static_assert(sizeof(struct mf_msg) == 32, "mf_msg");
 _Static_assert(sizeof(struct mf_error) == 256, "mf_error");
 _Static_assert(sizeof(struct mf_event) == 168, "mf_event");
 _Static_assert(sizeof(struct mf_args_vm_create) == 144, "mf_args_vm_create");
+_Static_assert(sizeof(struct mf_args_vm_image) == 48, "mf_args_vm_image");
 _Static_assert(sizeof(struct mf_end_report) == 312, "mf_end_report");
 _Static_assert(sizeof(struct mf_vm_info) == 528, "mf_vm_info");
 _Static_assert(sizeof(struct mf_reply_heap_info) == 320, "mf_reply_heap_info");

@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "hv/boot/multiboot.h"
+
 #define XEN_NOTE_PHYS32_ENTRY 18u
 
 enum mf_status boot_fail(struct mf_error *e, enum mf_status st, const char *field, const char *fmt,
@@ -39,8 +41,10 @@ struct parse {
     uint64_t phoff, entry;
     unsigned phnum, phentsize;
     struct phdr ph[BOOT_SEGMENTS_MAX];
+    bool is_linux;
     bool pvh;
     uint64_t pvh_entry;
+    struct multiboot_header mb;
 };
 
 static bool read_all(const struct boot_source *src, uint64_t off, void *buf, uint64_t n)
@@ -201,7 +205,21 @@ static enum mf_status collect_segments(struct parse *p)
     return MF_OK;
 }
 
-/* Looks for Xen's entry note in one note segment; what is malformed ends the search there. */
+/* Takes what a note says about the entry; `b` holds its name, at `desc` behind it its content. */
+static void take_note(struct parse *p, const uint8_t *b, uint32_t namesz, uint32_t type,
+                      const uint8_t *desc, uint32_t descsz)
+{
+    if (namesz == 6 && !memcmp(b, "Linux", 6))
+        p->is_linux = true;
+    if (type == XEN_NOTE_PHYS32_ENTRY && namesz == 4 && !memcmp(b, "Xen", 4) &&
+        (descsz == 4 || descsz == 8)) {
+        p->pvh = true;
+        p->pvh_entry = 0;
+        memcpy(&p->pvh_entry, desc, descsz);
+    }
+}
+
+/* Goes through one note segment; what is malformed ends the search there. */
 static void scan_notes(struct parse *p, const uint8_t *b, uint64_t n, uint64_t align)
 {
     for (uint64_t at = 0; n - at >= 12;) {
@@ -214,12 +232,7 @@ static void scan_notes(struct parse *p, const uint8_t *b, uint64_t n, uint64_t a
         desc = (12 + (uint64_t)namesz + align - 1) & ~(align - 1);
         if (desc > n - at || descsz > n - at - desc)
             return;
-        if (type == XEN_NOTE_PHYS32_ENTRY && namesz == 4 && !memcmp(b + at + 12, "Xen", 4) &&
-            (descsz == 4 || descsz == 8)) {
-            p->pvh = true;
-            p->pvh_entry = 0;
-            memcpy(&p->pvh_entry, b + at + desc, descsz);
-        }
+        take_note(p, b + at + 12, namesz, type, b + at + desc, descsz);
         next = (desc + descsz + align - 1) & ~(align - 1);
         if (next > n - at)
             return;
@@ -227,7 +240,7 @@ static void scan_notes(struct parse *p, const uint8_t *b, uint64_t n, uint64_t a
     }
 }
 
-static enum mf_status find_pvh(struct parse *p)
+static enum mf_status read_notes(struct parse *p)
 {
     for (unsigned i = 0; i < p->phnum; i++) {
         const struct phdr *h = &p->ph[i];
@@ -274,24 +287,74 @@ static bool resolve_entry(const struct parse *p, uint64_t *entry)
     return false;
 }
 
-static enum mf_status find_entry(struct parse *p)
+/* By the multiboot header: its own addresses replace the segments. */
+static enum mf_status enter_multiboot(struct parse *p)
 {
-    enum mf_status st = find_pvh(p);
+    enum mf_status st = multiboot_check(&p->mb, p->e);
 
     if (st)
         return st;
-    if (!p->pvh && !p->is64)
-        return boot_fail(p->e, MF_E_IMAGE, "kernel",
-                         "a 32-bit ELF image is supported with a PVH entry note only");
-    p->out->kind = p->pvh ? BOOT_ENTRY_PVH : BOOT_ENTRY_ELF64;
-    p->out->entry = p->pvh ? p->pvh_entry : p->entry;
-    if (p->pvh ? !inside(p->out, p->out->entry) : !resolve_entry(p, &p->out->entry))
-        return boot_fail(p->e, MF_E_IMAGE, "kernel",
-                         "the entry 0x%" PRIx64 " lies outside every segment", p->out->entry);
-    if (p->pvh && p->out->entry > UINT32_MAX)
-        return boot_fail(p->e, MF_E_IMAGE, "kernel", "the PVH entry 0x%" PRIx64 " is above 4 GiB",
-                         p->out->entry);
+    if (p->mb.addresses)
+        return multiboot_segment(p->src, &p->mb, p->out, p->e);
+    p->out->kind = BOOT_ENTRY_MULTIBOOT;
+    p->out->entry = p->entry;
     return MF_OK;
+}
+
+static enum mf_status choose_entry(struct parse *p)
+{
+    struct boot_elf *out = p->out;
+
+    if (p->is_linux && p->is64) {
+        out->kind = BOOT_ENTRY_LINUX64;
+        out->entry = p->entry;
+    } else if (p->pvh) {
+        out->kind = BOOT_ENTRY_PVH;
+        out->entry = p->pvh_entry;
+    } else if (p->mb.found) {
+        return enter_multiboot(p);
+    } else if (p->is64) {
+        out->kind = BOOT_ENTRY_ELF64;
+        out->entry = p->entry;
+    } else {
+        return boot_fail(p->e, MF_E_IMAGE, "kernel",
+                         p->is_linux ? "this is a 32-bit Linux kernel: 64-bit ones are supported"
+                                     : "a 32-bit ELF image is supported with a PVH entry note or a "
+                                       "multiboot header only");
+    }
+    return MF_OK;
+}
+
+static enum mf_status find_entry(struct parse *p)
+{
+    struct boot_elf *out = p->out;
+    uint64_t at = p->entry;
+    enum mf_status st = read_notes(p);
+
+    if (!st)
+        st = choose_entry(p);
+    if (st)
+        return st;
+    if (p->is64 && resolve_entry(p, &at))
+        out->entry64 = at;
+    if (out->kind == BOOT_ENTRY_PVH ? !inside(out, out->entry) : !resolve_entry(p, &out->entry))
+        return boot_fail(p->e, MF_E_IMAGE, "kernel",
+                         "the entry 0x%" PRIx64 " lies outside every segment", out->entry);
+    if ((out->kind == BOOT_ENTRY_PVH || out->kind == BOOT_ENTRY_MULTIBOOT) &&
+        out->entry > UINT32_MAX)
+        return boot_fail(p->e, MF_E_IMAGE, "kernel",
+                         "the 32-bit entry 0x%" PRIx64 " is above 4 GiB", out->entry);
+    return MF_OK;
+}
+
+/* A file that is no ELF: a multiboot header that names its addresses makes it a kernel. */
+static bool is_flat(struct parse *p)
+{
+    char magic[SELFMAG];
+
+    multiboot_find(p->src, &p->mb);
+    return p->mb.found && p->mb.addresses &&
+           !(read_all(p->src, 0, magic, SELFMAG) && !memcmp(magic, ELFMAG, SELFMAG));
 }
 
 enum mf_status boot_elf_parse(const struct boot_source *src, struct boot_elf *out,
@@ -305,6 +368,8 @@ enum mf_status boot_elf_parse(const struct boot_source *src, struct boot_elf *ou
         return boot_fail(e, MF_E_TOO_BIG, "kernel",
                          "the image is %" PRIu64 " bytes, the limit is %" PRIu64, src->size,
                          MF_IMAGE_MAX);
+    if (is_flat(&p))
+        return enter_multiboot(&p);
     st = parse_ident(&p);
     if (!st)
         st = parse_ehdr(&p);

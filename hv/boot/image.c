@@ -1,26 +1,18 @@
 #include "hv/boot/image.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "hv/boot/load.h"
+#include "hv/boot/plan.h"
 
 #define RACY_NS INT64_C(2000000000)
-
-struct boot_ram boot_ram_layout(uint64_t bytes)
-{
-    struct boot_ram r = {.low = bytes};
-
-    if (bytes > BOOT_LOW_MAX) {
-        r.low = BOOT_LOW_MAX;
-        r.high = bytes - BOOT_LOW_MAX;
-    }
-    return r;
-}
 
 void boot_cache_init(struct boot_cache *c)
 {
@@ -29,7 +21,10 @@ void boot_cache_init(struct boot_cache *c)
 
 static void image_free(struct boot_image *img)
 {
-    free(img->data);
+    if (img->mapped)
+        munmap(img->data, img->mapped);
+    else
+        free(img->data);
     free(img);
 }
 
@@ -88,10 +83,10 @@ static int64_t stamp(const struct timespec *t)
     return (int64_t)t->tv_sec * INT64_C(1000000000) + t->tv_nsec;
 }
 
-static struct boot_image *lookup(struct boot_cache *c, const struct stat *st)
+static struct boot_image *lookup(struct boot_cache *c, const struct stat *st, enum boot_file what)
 {
     for (struct boot_image *i = c->first; i; i = i->next)
-        if (!i->racy && i->dev == st->st_dev && i->ino == st->st_ino &&
+        if (!i->racy && i->file == what && i->dev == st->st_dev && i->ino == st->st_ino &&
             i->size == (uint64_t)st->st_size && i->mtime_ns == stamp(&st->st_mtim) &&
             i->ctime_ns == stamp(&st->st_ctim))
             return i;
@@ -117,7 +112,21 @@ static int64_t source_read(void *arg, uint64_t offset, void *buf, uint64_t n)
     return (int64_t)have;
 }
 
-static struct boot_image *image_new(const struct stat *st)
+static const char *field_of(enum boot_file what)
+{
+    return what == BOOT_FILE_KERNEL ? "kernel" : "initrd";
+}
+
+/* Nobody can change the file any more: true of sealed memfds only. */
+static bool is_sealed(int fd)
+{
+    const int all = F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW;
+    int seals = fcntl(fd, F_GET_SEALS);
+
+    return seals >= 0 && (seals & all) == all;
+}
+
+static struct boot_image *image_new(const struct stat *st, enum boot_file what, bool sealed)
 {
     struct boot_image *img = calloc(1, sizeof *img);
     struct timespec now;
@@ -132,7 +141,8 @@ static struct boot_image *image_new(const struct stat *st)
     img->mtime_ns = stamp(&st->st_mtim);
     img->ctime_ns = stamp(&st->st_ctim);
     newest = img->mtime_ns > img->ctime_ns ? img->mtime_ns : img->ctime_ns;
-    img->racy = stamp(&now) - newest < RACY_NS;
+    img->racy = !sealed && stamp(&now) - newest < RACY_NS;
+    img->file = what;
     return img;
 }
 
@@ -155,47 +165,97 @@ static enum mf_status reserve_data(struct boot_image *img, struct mf_error *e)
     }
     img->data = malloc(at ? at : 1);
     if (!img->data)
-        return boot_fail(e, MF_E_IO, "kernel", "no host memory for an image of %llu bytes",
-                         (unsigned long long)at);
+        return boot_fail(e, MF_E_IO, field_of(img->file),
+                         "no host memory for an image of %" PRIu64 " bytes", at);
     return MF_OK;
 }
 
+static enum mf_status map_data(struct boot_image *img, int fd, struct mf_error *e)
+{
+    void *p = mmap(NULL, img->size, PROT_READ, MAP_SHARED, fd, 0);
+
+    if (p == MAP_FAILED)
+        return boot_fail(e, MF_E_IO, field_of(img->file), "the image cannot be mapped: %s",
+                         strerror(errno));
+    img->data = p;
+    img->mapped = img->size;
+    for (unsigned i = 0; i < img->elf.nr_segments; i++)
+        img->data_at[i] = img->elf.segments[i].offset;
+    return MF_OK;
+}
+
+static enum mf_status look_at(int fd, enum boot_file what, struct stat *s, struct mf_error *e)
+{
+    if (fstat(fd, s))
+        return boot_fail(e, MF_E_IO, field_of(what), "the image cannot be looked at: %s",
+                         strerror(errno));
+    if (!S_ISREG(s->st_mode))
+        return boot_fail(e, MF_E_IMAGE, field_of(what), "the image is not a regular file");
+    return MF_OK;
+}
+
+/* A module has no form; it only has to be there and to fit. */
+static enum mf_status check_module(const struct boot_image *img, const struct boot_ram *ram,
+                                   struct mf_error *e)
+{
+    if (!img->size)
+        return boot_fail(e, MF_E_IMAGE, "initrd", "the file is empty");
+    if (img->size > ram->low)
+        return boot_fail(e, MF_E_RANGE, "initrd",
+                         "%" PRIu64 " bytes are more than the guest's %" PRIu64
+                         " bytes of RAM below 4 GiB",
+                         img->size, ram->low);
+    return MF_OK;
+}
+
+static enum mf_status examine(struct boot_image *img, int *fd, const struct boot_ram *ram,
+                              struct mf_error *e)
+{
+    struct boot_source src = {.read = source_read, .arg = fd, .size = img->size};
+    enum mf_status st;
+
+    if (img->file == BOOT_FILE_MODULE) {
+        st = check_module(img, ram, e);
+        img->elf.nr_segments = 1;
+        img->elf.segments[0] = (struct boot_segment){0, img->size, 0, img->size};
+        img->elf.file_bytes = img->size;
+        return st;
+    }
+    st = boot_elf_parse(&src, &img->elf, e);
+    return st ? st : boot_plan_kernel(img, ram, e);
+}
+
 enum mf_status boot_read_begin(struct boot_read *r, struct boot_cache *c, int fd,
-                               const struct boot_ram *ram, uint64_t cmdline_len,
+                               enum boot_file what, const struct boot_ram *ram,
                                struct boot_image **out, struct mf_error *e)
 {
-    struct boot_source src = {.read = source_read};
+    bool sealed = is_sealed(fd);
     struct boot_image *img;
-    enum mf_status st;
     struct stat s;
+    enum mf_status st = look_at(fd, what, &s, e);
 
     memset(r, 0, sizeof *r);
     r->fd = fd;
-    if (fstat(fd, &s))
-        return boot_fail(e, MF_E_IO, "kernel", "the image cannot be looked at: %s",
-                         strerror(errno));
-    if (!S_ISREG(s.st_mode))
-        return boot_fail(e, MF_E_IMAGE, "kernel", "the image is not a regular file");
-    img = lookup(c, &s);
+    if (st)
+        return st;
+    img = lookup(c, &s, what);
     if (img) {
-        st = boot_image_check(img, ram, cmdline_len, e);
+        st = what == BOOT_FILE_KERNEL ? boot_plan_kernel(img, ram, e) : check_module(img, ram, e);
         return st ? st : take(c, img, out);
     }
-    img = image_new(&s);
+    img = image_new(&s, what, sealed);
     if (!img)
-        return boot_fail(e, MF_E_IO, "kernel", "no host memory for another image");
-    src.arg = &r->fd;
-    src.size = img->size;
-    st = boot_elf_parse(&src, &img->elf, e);
+        return boot_fail(e, MF_E_IO, field_of(what), "no host memory for another image");
+    st = examine(img, &r->fd, ram, e);
     if (!st)
-        st = boot_image_check(img, ram, cmdline_len, e);
-    if (!st)
-        st = reserve_data(img, e);
+        st = sealed ? map_data(img, fd, e) : reserve_data(img, e);
     if (st) {
         image_free(img);
         return st;
     }
     r->image = img;
+    if (sealed)
+        r->segment = img->elf.nr_segments; /* nothing to read */
     return boot_read_step(r, c, out, e);
 }
 
@@ -203,6 +263,7 @@ enum mf_status boot_read_step(struct boot_read *r, struct boot_cache *c, struct 
                               struct mf_error *e)
 {
     struct boot_image *img = r->image;
+    const char *field = field_of(img->file);
     uint64_t budget = BOOT_READ_STEP;
 
     while (r->segment < img->elf.nr_segments) {
@@ -212,7 +273,7 @@ enum mf_status boot_read_step(struct boot_read *r, struct boot_cache *c, struct 
         if (source_read(&r->fd, s->offset + r->done, img->data + img->data_at[r->segment] + r->done,
                         n) != (int64_t)n) {
             boot_read_abort(r);
-            return boot_fail(e, MF_E_IMAGE, "kernel", "the image shrank while it was read");
+            return boot_fail(e, MF_E_IMAGE, field, "the image shrank while it was read");
         }
         r->done += n;
         budget -= n;

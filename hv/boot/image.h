@@ -10,23 +10,24 @@
 #include <stdbool.h>
 
 #include "hv/boot/elf.h"
+#include "hv/boot/map.h"
 
-#define BOOT_CACHE_IDLE  16u                  /* unused images kept */
-#define BOOT_CACHE_BYTES (UINT64_C(64) << 20) /* and their bytes, at most */
+#define BOOT_CACHE_IDLE  16u                   /* unused images kept */
+#define BOOT_CACHE_BYTES (UINT64_C(128) << 20) /* and their bytes, at most */
 #define BOOT_READ_STEP   (UINT64_C(4) << 20)
 
-/* A guest's RAM: [0, low) and [4 GiB, 4 GiB + high). */
-struct boot_ram {
-    uint64_t low, high;
+/* What a file is read as. */
+enum boot_file {
+    BOOT_FILE_KERNEL, /* parsed: its segments are kept */
+    BOOT_FILE_MODULE, /* all of its bytes, as one segment at 0 */
 };
-#define BOOT_LOW_MAX   (UINT64_C(3) << 30)
-#define BOOT_HIGH_BASE (UINT64_C(4) << 30)
-struct boot_ram boot_ram_layout(uint64_t bytes);
 
 struct boot_image {
+    enum boot_file file;
     struct boot_elf elf;
     uint8_t *data;                       /* the segments' file bytes, one behind the other */
     uint64_t data_at[BOOT_SEGMENTS_MAX]; /* where in `data` a segment begins */
+    uint64_t mapped; /* bytes of a sealed file that `data` maps; 0: data is allocated */
     /* the cache's */
     struct boot_image *next;
     unsigned refs;
@@ -53,13 +54,15 @@ void boot_cache_init(struct boot_cache *c);
 void boot_cache_fini(struct boot_cache *c);
 
 /*
- * begin parses and checks the image, also against the RAM; step reads at most BOOT_READ_STEP bytes
- * (MF_AGAIN: more). MF_OK from either: *out is the image with one reference, the read is over; any
- * error: over too. A read that is neither is ended with boot_read_abort.
- * Errors: MF_E_IMAGE, MF_E_TOO_BIG, MF_E_IO with *e filled.
+ * begin parses and checks the file, also against the RAM; step reads at most BOOT_READ_STEP bytes
+ * (MF_AGAIN: more). A memfd that is sealed against every change is mapped and not read. MF_OK from
+ * either: *out is the image with one reference, the read is over; any error: over too. A read that
+ * is neither is ended with boot_read_abort.
+ * Errors: MF_E_IMAGE, MF_E_TOO_BIG, MF_E_RANGE, MF_E_IO with *e filled; its field is `kernel` or
+ * `initrd`.
  */
 enum mf_status boot_read_begin(struct boot_read *r, struct boot_cache *c, int fd,
-                               const struct boot_ram *ram, uint64_t cmdline_len,
+                               enum boot_file what, const struct boot_ram *ram,
                                struct boot_image **out, struct mf_error *e);
 enum mf_status boot_read_step(struct boot_read *r, struct boot_cache *c, struct boot_image **out,
                               struct mf_error *e);

@@ -1,45 +1,44 @@
 /*
- * Puts a checked image into a guest's memory and makes the vCPU's first state.
- *
- * Besides the segments the guest gets one *boot area* of whole pages, at the lowest address from
- * 0x1000 on that no segment touches:
- *
- *   page 0   0x000 GDT   0x040 hvm_start_info   0x080 memory map   0x100 command line
- *   page 1   stack of the entry (ELF64 only; RSP at its end)
- *   page 2   PML4 (ELF64 only), and behind it one PDPT for each 512 GiB: identity map in 1 GiB
- *            pages of the RAM, and of the first 4 GiB at least
+ * Puts what a VM boots from into its memory, as boot/plan.h lays it out, and makes the vCPU's first
+ * state.
  *
  * PVH: 32-bit protected mode, flat segments, paging off, EBX = start_info, as Xen defines it.
+ * Multiboot: the same with EAX = 0x2badb002, EBX = the multiboot information.
  * ELF64: 64-bit mode, CS 0x10, data segments 0x18, interrupts off, RDI = RBX = start_info, a zero
  * return address on the stack.
- * Memory that is not written reads as zero: RAM is fresh at each start, so .bss costs nothing.
+ * Linux: the same with RSI = boot_params, as Documentation/arch/x86/boot.rst has its 64-bit entry.
+ * Memory that is not written reads as zero: RAM is fresh at each start, so .bss costs nothing;
+ * pages of an image that are zero are left out for the same reason.
  */
 #ifndef MAYFLY_BOOT_LOAD_H
 #define MAYFLY_BOOT_LOAD_H
 
-#include "hv/boot/image.h"
+#include "hv/boot/plan.h"
 #include "hv/mm/stage2.h"
-
-/* Everything that depends on the RAM: segments inside it, room for the boot area. */
-enum mf_status boot_image_check(const struct boot_image *img, const struct boot_ram *ram,
-                                uint64_t cmdline_len, struct mf_error *e);
 
 /* How vCPU 0 begins. hv/vm makes an engine's state of it. */
 struct boot_entry {
     enum boot_entry_kind kind;
-    uint64_t rip, info; /* start_info */
+    uint64_t rip;
+    uint64_t rax, rbx, rsi, rdi;
     uint64_t gdt;
     uint16_t gdt_limit, code, data, tss; /* selectors in it */
-    uint64_t rsp, cr3;                   /* ELF64 only */
+    uint64_t rsp, cr3;                   /* 0: paging is off */
 };
 
 struct boot_load {
-    const struct boot_image *image; /* referenced by the caller meanwhile */
+    const struct boot_set *set; /* the caller keeps it and its images meanwhile */
     struct boot_ram ram;
-    const char *cmdline; /* likewise; zero terminated */
-    unsigned segment;
+    struct boot_tables tables;
+    struct boot_plan plan;
+    unsigned part; /* segments of the kernel, then modules */
     uint64_t done;
 };
+
+/* The plan is made anew: errors of boot_plan_make. `tables` may be NULL. */
+enum mf_status boot_load_begin(struct boot_load *l, const struct boot_set *set,
+                               const struct boot_ram *ram, const struct boot_tables *tables,
+                               struct mf_error *e);
 
 /*
  * Writes at most about `budget` bytes. MF_AGAIN: more to do. MF_OK: all is there and *entry is how

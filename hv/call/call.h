@@ -36,7 +36,9 @@ struct call {
         struct heap_audit audit;
         struct {
             struct boot_read read;
-            int fd;
+            struct boot_set *set; /* NULL: none yet, or given to the VM */
+            unsigned have;        /* modules in it */
+            int fd;               /* being read; -1: none */
             uint64_t began;
             uint32_t vm;
         } image;

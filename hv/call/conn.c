@@ -202,7 +202,7 @@ static unsigned fds_allowed(unsigned nr)
     case MF_CALL_BATCH:
         return MF_MSG_FDS_MAX;
     case MF_CALL_VM_IMAGE:
-        return 2;
+        return 1 + MF_MODULES_MAX;
     case MF_CALL_STRATEGY_LOAD:
         return 1;
     default:

@@ -1,7 +1,4 @@
 /* Calls about VMs. */
-#include <string.h>
-#include <unistd.h>
-
 #include "hv/call/call.h"
 
 static enum mf_status done(struct call *c, enum mf_status st)
@@ -37,84 +34,6 @@ enum mf_status handle_VM_CREATE(struct call *c)
     if (c->last_created)
         *c->last_created = vm->id;
     return MF_OK;
-}
-
-/* ---- image */
-
-static void image_abandon(struct call *c)
-{
-    boot_read_abort(&c->u.image.read);
-    close(c->u.image.fd);
-}
-
-static enum mf_status image_begin(struct call *c, struct vm *vm, struct boot_image **img)
-{
-    const struct mf_args_vm_image *a = c->req.args;
-    struct boot_ram ram = boot_ram_layout(vm->config.memory);
-
-    if (a->has_initrd > 1)
-        return error_set(&c->err, MF_E_RANGE, "has_initrd", "%u is neither 0 nor 1", a->has_initrd);
-    if (a->has_initrd)
-        return error_set(&c->err, MF_E_NOT_SUPPORTED, "has_initrd",
-                         "initial RAM disks are not supported");
-    if (a->cmdline_len != c->req.tail_len)
-        return error_set(&c->err, MF_E_SIZE, "cmdline_len", "%u, but %u bytes follow",
-                         a->cmdline_len, c->req.tail_len);
-    if (a->cmdline_len >= MF_CMDLINE_MAX)
-        return error_set(&c->err, MF_E_RANGE, "cmdline", "%u bytes, possible are %u",
-                         a->cmdline_len, MF_CMDLINE_MAX - 1);
-    if (memchr(c->req.tail, 0, a->cmdline_len))
-        return error_set(&c->err, MF_E_MALFORMED, "cmdline", "the command line has a zero byte");
-    if (!vm_state_off(vm_get_state(vm)))
-        return error_set(&c->err, MF_E_STATE, NULL, "the VM is %s: its image cannot change",
-                         vm_state_word(vm_get_state(vm)));
-    c->u.image.fd = call_take_fd(c);
-    if (c->u.image.fd < 0)
-        return error_set(&c->err, MF_E_MALFORMED, "fd", "the kernel's file did not come along");
-    c->abandon = image_abandon;
-    return boot_read_begin(&c->u.image.read, &c->core->vmm.images, c->u.image.fd, &ram,
-                           a->cmdline_len, img, &c->err);
-}
-
-static enum mf_status image_set(struct call *c, struct vm *vm, struct boot_image *img)
-{
-    char cmdline[MF_CMDLINE_MAX];
-    enum mf_status st;
-
-    memcpy(cmdline, c->req.tail, c->req.tail_len);
-    cmdline[c->req.tail_len] = 0;
-    st = vm_set_image(vm, img, cmdline, host_now_ns() - c->u.image.began, &c->err);
-    if (st)
-        boot_image_put(&c->core->vmm.images, img);
-    return st;
-}
-
-enum mf_status handle_VM_IMAGE(struct call *c)
-{
-    const struct mf_args_vm_image *a = c->req.args;
-    struct boot_image *img = NULL;
-    enum mf_status st;
-    struct vm *vm = call_vm(c, c->resumed ? c->u.image.vm : a->vm);
-
-    if (c->resumed) {
-        st = boot_read_step(&c->u.image.read, &c->core->vmm.images, &img, &c->err);
-    } else {
-        if (!vm)
-            return MF_E_NOT_FOUND;
-        c->u.image.vm = vm->id;
-        c->u.image.fd = -1;
-        c->u.image.began = host_now_ns();
-        st = image_begin(c, vm, &img);
-    }
-    if (st == MF_AGAIN)
-        return st;
-    if (!st && vm)
-        st = image_set(c, vm, img);
-    else if (!st)
-        boot_image_put(&c->core->vmm.images, img); /* the VM went meanwhile */
-    if (c->u.image.fd >= 0)
-        close(c->u.image.fd);
-    return vm ? done(c, st) : MF_E_NOT_FOUND;
 }
 
 /* ---- life */

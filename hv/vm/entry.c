@@ -19,7 +19,7 @@
 static void flat_segments(const struct boot_entry *b, struct cpu_state *s)
 {
     const unsigned flat = CPU_SEG_S | CPU_SEG_P | CPU_SEG_G;
-    const unsigned mode = b->kind == BOOT_ENTRY_PVH ? CPU_SEG_DB : CPU_SEG_L;
+    const unsigned mode = b->cr3 ? CPU_SEG_L : CPU_SEG_DB;
 
     for (unsigned i = 0; i < CPU_SEGS; i++)
         s->seg[i] = (struct cpu_segment){.selector = b->data,
@@ -36,7 +36,11 @@ void vm_entry_state(const struct boot_entry *b, struct cpu_state *s)
     cpu_state_reset(s);
     flat_segments(b, s);
     memset(s->gpr, 0, sizeof s->gpr);
-    s->gpr[CPU_RBX] = b->info;
+    s->gpr[CPU_RAX] = b->rax;
+    s->gpr[CPU_RBX] = b->rbx;
+    s->gpr[CPU_RSI] = b->rsi;
+    s->gpr[CPU_RDI] = b->rdi;
+    s->gpr[CPU_RSP] = b->rsp;
     s->rip = b->rip;
     s->rflags = 2;
     s->gdt_base = b->gdt;
@@ -44,10 +48,8 @@ void vm_entry_state(const struct boot_entry *b, struct cpu_state *s)
     s->idt_base = 0;
     s->idt_limit = 0;
     s->cr0 = CR0_PE | CR0_ET | CR0_NE;
-    if (b->kind == BOOT_ENTRY_PVH)
+    if (!b->cr3)
         return;
-    s->gpr[CPU_RDI] = b->info;
-    s->gpr[CPU_RSP] = b->rsp;
     s->cr0 |= CR0_PG;
     s->cr3 = b->cr3;
     s->cr4 = CR4_PAE;

@@ -123,9 +123,12 @@ static void life_drop_engine(struct vm *vm, unsigned vcpus)
 
 enum mf_status vm_life_begin(struct vm *vm, struct mf_error *e)
 {
-    enum mf_status st;
+    struct boot_ram ram = boot_ram_layout(vm->config.memory);
+    enum mf_status st = boot_load_begin(&vm->load, vm->boot, &ram, &vm->tables, e);
     unsigned n = 0;
 
+    if (st)
+        return st;
     life_reset_machine(vm);
     st = life_make_stage2(vm);
     if (st) {
@@ -141,8 +144,6 @@ enum mf_status vm_life_begin(struct vm *vm, struct mf_error *e)
         if (st)
             goto fail_cpus;
     }
-    vm->load = (struct boot_load){
-        .image = vm->image, .ram = boot_ram_layout(vm->config.memory), .cmdline = vm->cmdline};
     vm->started_at = now(vm);
     vm->starts++;
     vm->phase = VM_PHASE_LOAD;
@@ -206,13 +207,22 @@ static bool life_load(struct vm *vm, uint64_t budget)
     return false;
 }
 
+static uint64_t boot_bytes(const struct boot_set *b)
+{
+    uint64_t n = b->kernel->elf.file_bytes;
+
+    for (unsigned i = 0; i < b->nr_modules; i++)
+        n += b->module[i]->size;
+    return n;
+}
+
 static enum mf_status start_locked(struct vm *vm, struct mf_error *e)
 {
     enum mf_status st;
 
     if (!vm_state_off(vm->state))
         return error_set(e, MF_E_STATE, NULL, "the VM is %s already", vm_state_word(vm->state));
-    if (!vm->image)
+    if (!vm->boot)
         return error_set(e, MF_E_STATE, "kernel", "the VM has no kernel image");
     memset(&vm->report, 0, sizeof vm->report);
     vm->start_began = now(vm);
@@ -237,7 +247,7 @@ enum mf_status vm_start(struct vm *vm, struct mf_error *e)
     if (st)
         return st;
     /* Nobody else looks at a VM that is starting and has no job: load a small image here. */
-    if (vm->image->elf.file_bytes > VM_LOAD_INLINE) {
+    if (boot_bytes(vm->boot) > VM_LOAD_INLINE) {
         atomic_store(&vm->waited_for, true);
         sched_job(&vm->vmm->sched, &vm->sched);
         return MF_BLOCKED;

@@ -32,6 +32,7 @@ bool vm_reason_crashed(enum mf_end_reason reason)
     case MF_END_ENGINE:
     case MF_END_NO_MEMORY:
     case MF_END_IMAGE:
+    case MF_END_PANIC:
     case MF_END_CORE_LOST:
         return true;
     default:

@@ -217,10 +217,9 @@ static enum mf_status check_config(struct vmm *m, const struct mf_args_vm_create
 static void vm_free(struct vm *vm)
 {
     strategies_put(vm->vmm->strategies, vm->teardown);
-    boot_image_put(&vm->vmm->images, vm->image);
+    boot_set_destroy(vm->boot, &vm->vmm->images);
     console_fini(&vm->console);
     pthread_mutex_destroy(&vm->lock);
-    free(vm->cmdline);
     free(vm->cpus);
     free(vm);
 }
@@ -323,29 +322,28 @@ enum mf_status vm_delete(struct vm *vm, struct mf_error *e)
     return MF_OK;
 }
 
-enum mf_status vm_set_image(struct vm *vm, struct boot_image *image, const char *cmdline,
-                            uint64_t took_ns, struct mf_error *e)
+enum mf_status vm_set_boot(struct vm *vm, struct boot_set *boot, uint64_t took_ns,
+                           struct mf_error *e)
 {
-    char *copy = strdup(cmdline);
+    struct boot_ram ram = boot_ram_layout(vm->config.memory);
+    struct boot_set *old = NULL;
+    struct boot_plan plan;
+    enum mf_status st = boot_plan_make(boot, &ram, &vm->tables, &plan, e);
 
-    if (!copy)
-        return error_set(e, MF_E_NO_MEMORY, "cmdline", "no host memory for the command line");
+    if (st)
+        return st;
     pthread_mutex_lock(&vm->lock);
-    if (!vm_state_off(vm->state)) {
-        enum mf_vm_state state = vm->state;
-
-        pthread_mutex_unlock(&vm->lock);
-        free(copy);
-        return error_set(e, MF_E_STATE, NULL, "the VM is %s: its image cannot change",
-                         vm_state_word(state));
+    if (vm_state_off(vm->state)) {
+        old = vm->boot;
+        vm->boot = boot;
+        vm->create_ns += took_ns;
+    } else {
+        st = error_set(e, MF_E_STATE, NULL, "the VM is %s: its image cannot change",
+                       vm_state_word(vm->state));
     }
-    boot_image_put(&vm->vmm->images, vm->image);
-    free(vm->cmdline);
-    vm->image = image;
-    vm->cmdline = copy;
-    vm->create_ns += took_ns;
     pthread_mutex_unlock(&vm->lock);
-    return MF_OK;
+    boot_set_destroy(old, &vm->vmm->images);
+    return st;
 }
 
 /* ---- looking at it */

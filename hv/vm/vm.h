@@ -86,16 +86,16 @@ struct vm {
     struct bus bus;
     struct uart16550 com1;
     struct end_ports ends;
+    struct boot_tables tables; /* set by vm_machine_init, stays the same */
     struct engine_vm engine;
     struct vm_cpu *cpus;
 
     pthread_mutex_t lock;
     /* under lock */
     enum mf_vm_state state;
-    uint32_t moves;    /* transitions made, modulo 2^32 */
-    struct stage2 *s2; /* NULL while off */
-    struct boot_image *image;
-    char *cmdline;
+    uint32_t moves;            /* transitions made, modulo 2^32 */
+    struct stage2 *s2;         /* NULL while off */
+    struct boot_set *boot;     /* NULL: no image yet */
     struct strategy *teardown; /* one use held */
     struct strategy *swap_to;  /* being prepared (tracking), one use held */
     uint64_t swap_began;
@@ -159,9 +159,12 @@ struct vm *vm_find_from(struct vmm *m, uint32_t id);
 
 /* ---- life; control thread */
 
-/* Takes over a reference on `image` and copies the command line. MF_E_STATE unless off. */
-enum mf_status vm_set_image(struct vm *vm, struct boot_image *image, const char *cmdline,
-                            uint64_t took_ns, struct mf_error *e);
+/*
+ * Takes over `boot` and its images on MF_OK. MF_E_STATE unless off; errors of boot_plan_make: then
+ * what the VM had before stays.
+ */
+enum mf_status vm_set_boot(struct vm *vm, struct boot_set *boot, uint64_t took_ns,
+                           struct mf_error *e);
 /*
  * MF_OK: runs (or ran and ended already). MF_BLOCKED: loading; ask vm_start_result. MF_AGAIN: the
  * last life is not quite let go of; call again.

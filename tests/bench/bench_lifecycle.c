@@ -65,9 +65,10 @@ static bool live(const struct options *o, int fd, const char *teardown, uint64_t
         .name = "bench", .memory = o->ram, .vcpus = 1, .flags = MF_VM_RESET_ENDS};
     struct boot_ram ram = boot_ram_layout(o->ram);
     uint64_t t0 = host_now_ns(), t1;
-    struct boot_image *img;
+    struct boot_image *img = NULL;
     struct boot_read read;
-    struct mf_error e;
+    struct boot_set *set;
+    struct mf_error e = {{0}, {0}};
     enum mf_status st;
     struct vm *vm;
 
@@ -75,10 +76,14 @@ static bool live(const struct options *o, int fd, const char *teardown, uint64_t
     if (vm_create(&core.vmm, &c, &vm, &e))
         return fail("create", &e);
     t1 = host_now_ns();
-    st = boot_read_begin(&read, &core.vmm.images, fd, &ram, 0, &img, &e);
+    st = boot_read_begin(&read, &core.vmm.images, fd, BOOT_FILE_KERNEL, &ram, &img, &e);
     while (st == MF_AGAIN)
         st = boot_read_step(&read, &core.vmm.images, &img, &e);
-    if (st || vm_set_image(vm, img, "", host_now_ns() - t1, &e))
+    set = boot_set_create("", 0, 0, NULL);
+    if (st || !set)
+        return fail("image", &e);
+    set->kernel = img;
+    if (vm_set_boot(vm, set, host_now_ns() - t1, &e))
         return fail("image", &e);
     st = vm_start(vm, &e);
     if (st && st != MF_BLOCKED)

@@ -264,8 +264,8 @@ class Answers(FakeTest):
         cases = [("poweroff", 0, 0), ("reset", 0, 0), ("debug-exit", 0, 0), ("debug-exit", 7, 7),
                  ("debug-exit", 63, 63), ("debug-exit", 64, 63), ("guest-call", 255, 63),
                  ("guest-call", 1, 1), ("triple-fault", 0, 71), ("bad-access", 4096, 71),
-                 ("engine", 0, 71), ("no-memory", 0, 71), ("image", 0, 71), ("destroyed", 0, 72),
-                 ("shutdown", 0, 72), ("timeout", 0, 73), ("core-lost", 0, 69)]
+                 ("engine", 0, 71), ("no-memory", 0, 71), ("image", 0, 71), ("panic", 0, 71),
+                 ("destroyed", 0, 72), ("shutdown", 0, 72), ("timeout", 0, 73), ("core-lost", 0, 69)]
         for reason, guest_code, code in cases:
             with self.subTest(reason=reason, guest_code=guest_code):
                 result = run_result(reason, guest_code)

@@ -308,7 +308,7 @@ static void test_uuids(void **state)
 static void test_words(void **state)
 {
     (void)state;
-    for (uint32_t i = 0; i <= MF_END_IMAGE; i++)
+    for (uint32_t i = 0; i <= MF_END_PANIC; i++)
         for (uint32_t k = 0; k < i; k++)
             assert_string_not_equal(end_reason_word(i), end_reason_word(k));
     assert_non_null(end_reason_word(999));

@@ -145,17 +145,21 @@ static struct vm *make_sized(const char *name, uint32_t flags, uint32_t vcpus, u
     struct boot_ram ram = boot_ram_layout(c.memory);
     struct boot_image *img = NULL;
     struct boot_read read;
+    struct boot_set *set;
     struct vm *vm = NULL;
     int fd = image_file(filler);
     enum mf_status st;
 
     memcpy(c.name, name, strlen(name));
     assert_int_equal(vm_create(&vmm, &c, &vm, &err), MF_OK);
-    st = boot_read_begin(&read, &vmm.images, fd, &ram, 0, &img, &err);
+    st = boot_read_begin(&read, &vmm.images, fd, BOOT_FILE_KERNEL, &ram, &img, &err);
     while (st == MF_AGAIN)
         st = boot_read_step(&read, &vmm.images, &img, &err);
     assert_int_equal(st, MF_OK);
-    assert_int_equal(vm_set_image(vm, img, "", 1, &err), MF_OK);
+    set = boot_set_create("", 0, 0, NULL);
+    assert_non_null(set);
+    set->kernel = img;
+    assert_int_equal(vm_set_boot(vm, set, 1, &err), MF_OK);
     close(fd);
     return vm;
 }
