@@ -67,6 +67,40 @@ static enum mf_status env_punch(void *arg, uint64_t offset, uint64_t bytes)
     return MF_OK;
 }
 
+#define ZERO_KEEP (UINT64_C(64) * FRAME_SIZE)
+
+/*
+ * What was touched is what the host has committed. A little of it is cleared and stays committed,
+ * which spares the next guest its page faults; more is given back.
+ */
+static enum mf_status env_zero(void *arg, uint64_t offset, uint64_t bytes)
+{
+    struct host_arena *a = arg;
+    off_t end = (off_t)(offset + bytes), at, hole;
+    uint64_t kept = 0;
+
+    if (offset > a->bytes || bytes > a->bytes - offset)
+        return MF_E_RANGE;
+    for (at = (off_t)offset; at < end; at = hole) {
+        at = lseek(a->fd, at, SEEK_DATA);
+        if (at < 0 && errno == ENXIO)
+            break;
+        if (at < 0)
+            return MF_E_IO;
+        if (at >= end)
+            break;
+        hole = lseek(a->fd, at, SEEK_HOLE);
+        if (hole < 0)
+            return MF_E_IO;
+        hole = hole < end ? hole : end;
+        kept += (uint64_t)(hole - at);
+        if (kept > ZERO_KEEP)
+            return env_punch(arg, offset, bytes);
+        memset(a->mm.base + at, 0, (size_t)(hole - at));
+    }
+    return MF_OK;
+}
+
 static void env_log(void *arg, enum mm_log_level level, const char *line)
 {
     static const enum log_level levels[] = {
@@ -104,6 +138,7 @@ enum mf_status host_arena_init(struct host_arena *a, uint64_t bytes, struct mf_e
                              .reserve = env_reserve,
                              .release = env_release,
                              .punch = env_punch,
+                             .zero = env_zero,
                              .log = env_log};
     return MF_OK;
 fail:

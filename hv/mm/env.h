@@ -27,6 +27,11 @@ struct mm_env {
      * host. May be NULL: then memset does it.
      */
     enum mf_status (*punch)(void *arg, uint64_t offset, uint64_t bytes);
+    /*
+     * Makes the range read as zero at a cost that goes with the part of it that ever was touched.
+     * May be NULL. On an error some of it may be as before.
+     */
+    enum mf_status (*zero)(void *arg, uint64_t offset, uint64_t bytes);
     /* One line, no newline, already formatted. */
     void (*log)(void *arg, enum mm_log_level level, const char *line);
 };

@@ -38,12 +38,14 @@ enum frame_type {
 #define OWNER_CORE   1u
 #define OWNER_VM(id) ((uint32_t)(id) + 16u) /* owners of VMs */
 
+#define FRAME_CLEAN 5u
+
 struct frame {
     uint32_t owner;
     uint8_t order;
     uint8_t type;  /* enum frame_type */
     uint8_t state; /* enum frame_state */
-    uint8_t level; /* of a table: 1 to 4 */
+    uint8_t level; /* of a table: 1 to 4; of RAM: FRAME_CLEAN when it reads as zero at its end */
     union {
         struct {
             uint64_t

@@ -346,7 +346,8 @@ uint64_t heap_free_chain(struct heap *h, unsigned cpu, uint64_t head, uint32_t o
 
             head = frame_word_load(heap_rec(h, mfn(m)));
             if (st == MF_OK)
-                st = free_block(h, s, shared, cpu, m, f, f.f.type == FRAME_T_TABLE);
+                st = free_block(h, s, shared, cpu, m, f,
+                                f.f.type == FRAME_T_TABLE || f.f.level == FRAME_CLEAN);
             else
                 count_refusal(s, st);
             if (st == MF_OK)

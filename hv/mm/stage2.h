@@ -164,6 +164,31 @@ enum mf_status stage2_dirty_fetch(struct stage2 *s2, unsigned root, gfn_t first,
 /* True when no viewer can hold a translation from before `epoch`. */
 bool stage2_flushed(struct stage2 *s2, uint64_t epoch);
 
+/*
+ * Backs what is RAM and not yet backed from *at on, in root 0, by the largest aligned blocks that
+ * the heap gives; nothing of them is touched, so the host commits no memory. About `budget` blocks;
+ * MF_AGAIN until all is done. MF_E_NO_MEMORY, MF_E_QUOTA, MF_E_STATE: *at is where it stands.
+ */
+enum mf_status stage2_populate(struct stage2 *s2, gfn_t *at, uint64_t budget);
+/*
+ * The first run of mapped frames at or behind `from` in root 0 that lie one behind the other in
+ * machine memory too, with one access. A very long run may be told in parts. MF_E_NOT_FOUND: none.
+ */
+struct s2_extent {
+    gfn_t g;
+    mfn_t m;
+    uint64_t frames;
+    unsigned access;
+};
+enum mf_status stage2_extent(struct stage2 *s2, gfn_t from, struct s2_extent *out);
+/*
+ * Makes the RAM from *at on read as zero, so that it goes back to the heap clean. For the end of a
+ * VM: nobody may write it any more. MF_AGAIN until all is done; at most S2_ZERO_STEP frames a call,
+ * or one leaf. Where the host offers no cheap way nothing is done.
+ */
+#define S2_ZERO_STEP UINT64_C(16384)
+enum mf_status stage2_zero_step(struct stage2 *s2, gfn_t *at);
+
 /* From here on maps and faults answer MF_E_STATE. Idempotent. */
 void stage2_close(struct stage2 *s2);
 /* Opens again after a full teardown (guest reset). MF_E_STATE when entries are left. */
