@@ -139,6 +139,16 @@ static enum mf_status more_tables(struct s2_map *map, unsigned need)
     return st;
 }
 
+/* A leaf here would be partly in the scope of the teardown under way, which could not remove it. */
+static bool cuts_scope(const struct stage2 *s2, unsigned root, uint64_t first, uint64_t n)
+{
+    uint64_t last = first + n - 1;
+
+    return s2->teardown && root >= s2->td_root && root < s2->td_root_end &&
+           ((first < s2->td_first && last >= s2->td_first) ||
+            (first <= s2->td_last && last > s2->td_last));
+}
+
 enum mf_status stage2_map_commit(struct s2_map *map)
 {
     struct stage2 *s2 = map->s2;
@@ -149,6 +159,8 @@ enum mf_status stage2_map_commit(struct s2_map *map)
     s2_lock(s2);
     s2_walk(s2, map->root, map->g.v, level, &w);
     st = s2->closed ? MF_E_STATE : w.pte ? MF_E_EXISTS : MF_OK;
+    if (st == MF_OK && cuts_scope(s2, map->root, map->g.v, s2_span(level)))
+        st = MF_E_BUSY;
     if (st == MF_OK) {
         need = w.level - level;
         st = more_tables(map, need);

@@ -8,12 +8,12 @@
 
 /* ---- split, merge */
 
-static void set_ram(struct stage2 *s2, mfn_t m, uint64_t g)
+static void set_ram(struct stage2 *s2, mfn_t m, uint64_t g, unsigned maps)
 {
     struct frame r = {.u.word = 0};
 
     r.u.ram.gfn = g & ((UINT64_C(1) << 40) - 1);
-    r.u.ram.maps = 1;
+    r.u.ram.maps = maps & 0xffffffu;
     frame_word_store(heap_rec(s2->heap, m), r.u.word);
 }
 
@@ -22,6 +22,15 @@ static unsigned maps_of(const struct stage2 *s2, mfn_t m)
     struct frame r = {.u.word = frame_word_load(heap_rec(s2->heap, m))};
 
     return r.u.ram.maps;
+}
+
+/* The records of the parts of a block that is mapped by `w` and `maps` - 1 leaves like it. */
+static void set_parts(struct stage2 *s2, const struct s2_walk *w, uint64_t first, unsigned maps)
+{
+    uint64_t span = s2_span(w->level - 1);
+
+    for (unsigned i = 0; i < MF_PT_ENTRIES; i++)
+        set_ram(s2, mfn(s2_target(w->pte).v + i * span), first + i * span, maps);
 }
 
 /* Fills the new table with what the leaf at *w maps. */
@@ -38,7 +47,6 @@ static void fill_table(struct stage2 *s2, const struct s2_walk *w, unsigned root
     for (unsigned i = 0; i < MF_PT_ENTRIES; i++) {
         mfn_t m = mfn(s2_target(w->pte).v + i * span);
 
-        set_ram(s2, m, first + i * span);
         atomic_store_explicit(&p[i], m.v << FRAME_SHIFT | flags, memory_order_relaxed);
     }
     word.v = frame_word_load(heap_rec(s2->heap, tab));
@@ -49,48 +57,152 @@ static void fill_table(struct stage2 *s2, const struct s2_walk *w, unsigned root
             __atomic_store_n(heap_track(s2->heap, tab) + i, ~UINT64_C(0), __ATOMIC_RELAXED);
 }
 
-static enum mf_status split_locked(struct stage2 *s2, unsigned root, uint64_t g, mfn_t tab)
+/*
+ * Hangs `tab` in the place of the leaf at *w. What a vCPU wrote meanwhile through the leaf has its
+ * dirty mark in the entry that is exchanged: it goes over to the parts.
+ */
+static void put_table(struct stage2 *s2, struct s2_walk *w, unsigned root, uint64_t first,
+                      mfn_t tab)
 {
-    enum mf_status st;
-    struct s2_walk w;
+    const uint64_t marks = MF_PTE_ACCESSED | MF_PTE_DIRTY;
+    s2_pte *p = s2_table(s2, tab);
+    uint64_t old;
 
-    s2_walk(s2, root, g, 1, &w);
-    if (!w.pte)
+    fill_table(s2, w, root, first, tab);
+    s2->leaves[w->level - 1]--;
+    s2->leaves[w->level - 2] += MF_PT_ENTRIES;
+    s2->frames_table++;
+    old = atomic_exchange(&w->tab[w->index],
+                          tab.v << FRAME_SHIFT | MF_PTE_PRESENT | MF_PTE_WRITE | MF_PTE_USER);
+    for (unsigned i = 0; (old & ~w->pte & marks) && i < MF_PT_ENTRIES; i++)
+        atomic_fetch_or(&p[i], old & marks);
+}
+
+/* In how many roots the leaf at *w stands, at the same guest frame; w[r].pte is 0 in the others. */
+static unsigned same_leaf(const struct stage2 *s2, unsigned root, uint64_t g, struct s2_walk *w)
+{
+    unsigned n = 0;
+
+    s2_walk(s2, root, g, 1, &w[root]);
+    for (unsigned r = 0; r < s2->roots; r++) {
+        s2_walk(s2, r, g, 1, &w[r]);
+        if (w[r].level != w[root].level || !w[root].pte || !w[r].pte ||
+            s2_target(w[r].pte).v != s2_target(w[root].pte).v)
+            w[r].pte = 0;
+        n += w[r].pte != 0;
+    }
+    return n;
+}
+
+/* A table for each root that shows the leaf; *used: how many it took. */
+static enum mf_status split_locked(struct stage2 *s2, unsigned root, uint64_t g, const mfn_t *tab,
+                                   unsigned tabs, unsigned *used)
+{
+    struct s2_walk w[S2_ROOTS_MAX];
+    unsigned n = same_leaf(s2, root, g, w), level = w[root].level;
+    uint64_t first = g & ~(s2_span(level) - 1);
+    enum mf_status st;
+
+    if (!n)
         return MF_E_NOT_FOUND;
-    if (w.level == 1)
+    if (level == 1)
         return MF_E_RANGE;
-    if (maps_of(s2, s2_target(w.pte)) != 1)
+    if (maps_of(s2, s2_target(w[root].pte)) != n)
         return MF_E_BUSY;
-    st = heap_split(s2->heap, s2_hint(s2), s2_target(w.pte), 9 * (w.level - 1), 9 * (w.level - 2),
+    if (n > tabs)
+        return MF_AGAIN;
+    st = heap_split(s2->heap, s2_hint(s2), s2_target(w[root].pte), 9 * (level - 1), 9 * (level - 2),
                     s2->owner);
     if (st != MF_OK)
         return st;
-    fill_table(s2, &w, root, g & ~(s2_span(w.level) - 1), tab);
-    s2->leaves[w.level - 1]--;
-    s2->leaves[w.level - 2] += MF_PT_ENTRIES;
-    s2->frames_table++;
-    atomic_store_explicit(&w.tab[w.index],
-                          tab.v << FRAME_SHIFT | MF_PTE_PRESENT | MF_PTE_WRITE | MF_PTE_USER,
-                          memory_order_release);
+    set_parts(s2, &w[root], first, n);
+    for (unsigned r = 0; r < s2->roots; r++)
+        if (w[r].pte)
+            put_table(s2, &w[r], r, first, tab[(*used)++]);
     return MF_OK;
+}
+
+/* With `n` tables at hand. MF_AGAIN: it takes more of them. */
+static enum mf_status split_with(struct stage2 *s2, unsigned root, uint64_t g, unsigned n)
+{
+    mfn_t tab[S2_ROOTS_MAX];
+    unsigned got = 0, used = 0;
+    enum mf_status st = MF_OK;
+
+    while (st == MF_OK && got < n) {
+        st = s2_alloc_table(s2, &tab[got]);
+        got += st == MF_OK;
+    }
+    if (st == MF_OK) {
+        s2_lock(s2);
+        st = split_locked(s2, root, g, tab, got, &used);
+        s2_unlock(s2);
+    }
+    while (got > used)
+        s2_free_table(s2, tab[--got]);
+    return st;
 }
 
 enum mf_status stage2_split(struct stage2 *s2, unsigned root, gfn_t g)
 {
-    enum mf_status st;
-    mfn_t tab;
+    enum mf_status st = MF_AGAIN;
 
     if (root >= s2->roots || g.v >= S2_GFN_END)
         return MF_E_NOT_FOUND;
-    st = s2_alloc_table(s2, &tab);
-    if (st != MF_OK)
-        return st;
-    s2_lock(s2);
-    st = split_locked(s2, root, g.v, tab);
-    s2_unlock(s2);
-    if (st != MF_OK)
-        s2_free_table(s2, tab);
+    for (unsigned n = 1; st == MF_AGAIN && n <= s2->roots; n++)
+        st = split_with(s2, root, g.v, n);
     return st;
+}
+
+/* A leaf of `root` that begins before and ends behind the edge in front of guest frame g. */
+static bool lies_over(const struct stage2 *s2, unsigned root, uint64_t g)
+{
+    struct s2_walk w;
+
+    if (!g || g >= S2_GFN_END)
+        return false;
+    s2_walk(s2, root, g, 1, &w);
+    return w.pte && g & (s2_span(w.level) - 1);
+}
+
+static bool find_over(struct stage2 *s2, uint64_t first, uint64_t end, unsigned *root, uint64_t *g)
+{
+    bool found = false;
+
+    s2_lock(s2);
+    for (unsigned r = 0; !found && r < s2->roots; r++) {
+        *root = r;
+        *g = first;
+        found = lies_over(s2, r, first);
+        if (!found) {
+            *g = end;
+            found = lies_over(s2, r, end);
+        }
+    }
+    s2_unlock(s2);
+    return found;
+}
+
+/* Two edges, two sizes, each root: what is more comes from a racing vCPU. */
+#define EDGE_SPLITS 32u
+
+enum mf_status stage2_split_edges(struct stage2 *s2, gfn_t first, uint64_t n, unsigned *splits)
+{
+    unsigned root;
+    uint64_t g;
+
+    *splits = 0;
+    if (first.v >= S2_GFN_END || n > S2_GFN_END - first.v)
+        return MF_E_RANGE;
+    for (unsigned i = 0; find_over(s2, first.v, first.v + n, &root, &g); i++) {
+        enum mf_status st = i < EDGE_SPLITS ? stage2_split(s2, root, gfn(g)) : MF_AGAIN;
+
+        /* Whoever was faster took the leaf away, which is as good. */
+        if (st != MF_OK && st != MF_E_NOT_FOUND && st != MF_E_RANGE)
+            return st;
+        *splits += st == MF_OK;
+    }
+    return MF_OK;
 }
 
 /* The table below *w is full of leaves that make one block; *flags: their common ones. */
@@ -145,7 +257,7 @@ static enum mf_status merge_locked(struct stage2 *s2, unsigned root, uint64_t g)
     if (heap_join(s2->heap, s2_hint(s2), m, 9 * w.level, 9 * (w.level - 1), s2->owner) != MF_OK)
         return MF_E_STATE;
     first = g & ~(s2_span(up.level) - 1);
-    set_ram(s2, m, first);
+    set_ram(s2, m, first, 1);
     s2->leaves[w.level - 1] -= MF_PT_ENTRIES;
     s2->leaves[up.level - 1]++;
     atomic_store_explicit(&up.tab[up.index], m.v << FRAME_SHIFT | flags | MF_PTE_LEAF,

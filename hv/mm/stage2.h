@@ -101,7 +101,8 @@ enum mf_status stage2_map_prepare(struct stage2 *s2, unsigned root, gfn_t g, mfn
                                   unsigned order, unsigned access, struct s2_map *map);
 /*
  * MF_OK. What may have happened since the prepare: MF_E_EXISTS, a racing map was faster;
- * MF_E_STATE, the VM was closed; MF_E_NO_MEMORY, a teardown took tables away and there is none to
+ * MF_E_BUSY, an edge of what a teardown takes out lies inside the block; MF_E_STATE, the VM was
+ * closed; MF_E_NO_MEMORY, a teardown took tables away and there is none to
  * replace them. Then nothing is changed. The spares are freed in any case.
  */
 enum mf_status stage2_map_commit(struct s2_map *map);
@@ -135,11 +136,18 @@ enum mf_status stage2_fill(struct stage2 *s2, gpa_t a, uint8_t byte, uint64_t n)
 enum mf_status stage2_check(const struct stage2 *s2, gpa_t a, uint64_t n);
 
 /*
- * Splits the large leaf around g into 512 leaves of the next size, and its block with it; the guest
- * sees no difference. MF_E_NOT_FOUND: no leaf there. MF_E_RANGE: it is 4 KiB already. MF_E_BUSY: it
- * is mapped in another root too. MF_E_NO_MEMORY, MF_E_QUOTA: no table.
+ * Splits the large leaf around g into 512 leaves of the next size, and its block with it, in every
+ * root that shows the block at g; the guest sees no difference. MF_E_NOT_FOUND: no leaf there.
+ * MF_E_RANGE: it is 4 KiB already. MF_E_BUSY: the block is mapped elsewhere too. MF_E_NO_MEMORY,
+ * MF_E_QUOTA: no table.
  */
 enum mf_status stage2_split(struct stage2 *s2, unsigned root, gfn_t g);
+/*
+ * Splits what lies over an edge of [first, first + n), in every root, until each leaf is inside or
+ * outside the range; *splits: how many. Errors of stage2_split; MF_AGAIN: a vCPU maps as fast as
+ * this splits. What was split stays so.
+ */
+enum mf_status stage2_split_edges(struct stage2 *s2, gfn_t first, uint64_t n, unsigned *splits);
 /*
  * The reverse: 512 leaves of one size, that fill a table and lie in one aligned block one behind
  * the other with the same access, become one leaf. MF_E_STATE: they do not, or a teardown is under

@@ -190,17 +190,122 @@ static void test_merge(void **state)
     finish(&e, s2, "tracked");
 }
 
-/* A leaf that another root shows too is not cut behind its back. */
+/* A leaf that another root shows too is split there as well, and every part goes back once. */
 static void test_split_of_shared(void **state)
+{
+    struct mm_testenv e;
+    struct stage2 *s2 = make(&e, "buddy-lazy", 2, true, 16384);
+    struct teardown t;
+    struct s2_info info;
+    struct s2_leaf leaf;
+    enum mf_status st;
+
+    (void)state;
+    assert_int_equal(stage2_fault(s2, 1, gfn(5), S2_READ, &leaf), MF_OK);
+    for (uint64_t g = 0; g < 512; g++)
+        *at(&e, s2, g) = g + 1;
+    assert_int_equal(stage2_split(s2, 2, gfn(5)), MF_E_NOT_FOUND);
+    assert_int_equal(stage2_split(s2, 1, gfn(5)), MF_OK);
+    stage2_get_info(s2, &info);
+    assert_int_equal(info.leaves[0], 1024);
+    assert_int_equal(info.leaves[1], 0);
+    assert_int_equal(info.frames_ram, 512);
+    assert_int_equal(stage2_merge(s2, 0, gfn(5)), MF_E_STATE);
+    assert_int_equal(
+        teardown_begin_range(&t, s2, mm_test_teardown("tracked"), 0, 2, gfn(100), gfn(199)), MF_OK);
+    while ((st = teardown_step(&t, 64)) == MF_AGAIN)
+        ;
+    assert_int_equal(st, MF_OK);
+    assert_int_equal(t.report.leaves_removed, 200);
+    assert_int_equal(t.report.frames_retired, 100);
+    teardown_end(&t);
+    assert_int_equal(stage2_reap(s2, 1000), MF_OK);
+    for (uint64_t g = 0; g < 512; g++) {
+        assert_int_equal(stage2_fault(s2, 1, gfn(g), S2_READ, &leaf), MF_OK);
+        assert_int_equal(*at(&e, s2, g), g >= 100 && g < 200 ? 0 : g + 1);
+    }
+    finish(&e, s2, "single");
+}
+
+/* A block that is mapped at another guest frame too is left whole. */
+static void test_split_of_block_mapped_elsewhere(void **state)
 {
     struct mm_testenv e;
     struct stage2 *s2 = make(&e, "buddy-lazy", 2, false, 16384);
     struct s2_leaf leaf;
+    struct s2_map map;
 
     (void)state;
-    assert_int_equal(stage2_fault(s2, 1, gfn(5), S2_READ, &leaf), MF_OK);
+    assert_int_equal(stage2_fault(s2, 0, gfn(0), S2_READ, &leaf), MF_OK);
+    assert_int_equal(stage2_map_prepare(s2, 1, gfn(1024), leaf.mfn, ORDER_2M, S2_READ, &map),
+                     MF_OK);
+    assert_int_equal(stage2_map_commit(&map), MF_OK);
     assert_int_equal(stage2_split(s2, 0, gfn(5)), MF_E_BUSY);
-    assert_int_equal(stage2_split(s2, 2, gfn(5)), MF_E_NOT_FOUND);
+    assert_int_equal(stage2_split(s2, 1, gfn(1024)), MF_E_BUSY);
+    mm_testenv_audit(&e, 1 + 2 + 4 + 512);
+    finish(&e, s2, "single");
+}
+
+/* What lies over an edge of a range is split, what is inside stays large; 1 GiB leaves too. */
+static void test_split_edges(void **state)
+{
+    struct mm_testenv e;
+    struct stage2 *s2 = make(&e, "buddy-lazy", 2, true, UINT64_C(1) << 19);
+    struct s2_leaf leaf;
+    struct s2_info info;
+    struct s2_map map;
+    unsigned splits;
+    mfn_t m;
+
+    (void)state;
+    for (uint64_t g = 0; g < 2048; g += 512)
+        assert_int_equal(stage2_fault(s2, 1, gfn(g), S2_READ, &leaf), MF_OK);
+    assert_int_equal(stage2_split_edges(s2, gfn(512), 1024, &splits), MF_OK);
+    assert_int_equal(splits, 0);
+    assert_int_equal(stage2_split_edges(s2, gfn(10), 1024, &splits), MF_OK);
+    assert_int_equal(splits, 2);
+    stage2_get_info(s2, &info);
+    assert_int_equal(info.leaves[0], 4 * 512);
+    assert_int_equal(info.leaves[1], 2 + 2);
+    assert_int_equal(stage2_split_edges(s2, gfn(10), 1024, &splits), MF_OK);
+    assert_int_equal(splits, 0);
+    assert_int_equal(heap_alloc(e.heap, 0, ORDER_1G, OWNER, FRAME_T_RAM, 0, &m), MF_OK);
+    assert_int_equal(
+        stage2_map_prepare(s2, 0, gfn(UINT64_C(1) << 18), m, ORDER_1G, S2_READ | S2_WRITE, &map),
+        MF_OK);
+    assert_int_equal(stage2_map_commit(&map), MF_OK);
+    assert_int_equal(stage2_split_edges(s2, gfn((UINT64_C(1) << 18) + 700), 1, &splits), MF_OK);
+    assert_int_equal(splits, 2); /* 1 GiB, and the 2 MiB around the frame */
+    stage2_get_info(s2, &info);
+    assert_int_equal(info.leaves[0], 5 * 512);
+    assert_int_equal(info.leaves[1], 2 + 2 + 511);
+    assert_int_equal(info.leaves[2], 0);
+    assert_int_equal(stage2_split_edges(s2, gfn(S2_GFN_END - 1), 2, &splits), MF_E_RANGE);
+    finish(&e, s2, "tracked");
+}
+
+/* While a range is taken out no large leaf comes in over its edge, but beside it one may. */
+static void test_no_large_leaf_over_an_edge(void **state)
+{
+    struct mm_testenv e;
+    struct stage2 *s2 = make(&e, "buddy-lazy", 1, false, 16384);
+    struct teardown t;
+    struct s2_leaf leaf;
+
+    (void)state;
+    assert_int_equal(
+        teardown_begin_range(&t, s2, mm_test_teardown("single"), 0, 1, gfn(100), gfn(1023)), MF_OK);
+    assert_int_equal(stage2_fault(s2, 0, gfn(50), S2_WRITE, &leaf), MF_OK);
+    assert_int_equal(leaf.order, ORDER_4K);
+    assert_int_equal(stage2_fault(s2, 0, gfn(1024), S2_WRITE, &leaf), MF_OK);
+    assert_int_equal(leaf.order, ORDER_2M);
+    assert_int_equal(stage2_fault(s2, 0, gfn(600), S2_WRITE, &leaf), MF_OK);
+    assert_int_equal(leaf.order, ORDER_2M);
+    assert_int_equal(teardown_step(&t, 10000), MF_OK);
+    teardown_end(&t);
+    assert_int_equal(stage2_lookup(s2, 0, gfn(600), S2_READ, &leaf), MF_E_NOT_FOUND);
+    assert_int_equal(stage2_lookup(s2, 0, gfn(50), S2_READ, &leaf), MF_OK);
+    assert_int_equal(stage2_reap(s2, 1000), MF_OK);
     finish(&e, s2, "single");
 }
 
@@ -293,6 +398,9 @@ int main(void)
         cmocka_unit_test(test_split_then_unmap),
         cmocka_unit_test(test_merge),
         cmocka_unit_test(test_split_of_shared),
+        cmocka_unit_test(test_split_of_block_mapped_elsewhere),
+        cmocka_unit_test(test_split_edges),
+        cmocka_unit_test(test_no_large_leaf_over_an_edge),
         cmocka_unit_test(test_split_without_memory),
         cmocka_unit_test(test_dirty),
         cmocka_unit_test(test_protect),
