@@ -3,17 +3,19 @@
  * allocator plugin only proposes.
  *
  * All of it is zero at the start and zero means free: an untouched table is a valid one, so a heap
- * of any size starts without writing here. Four sparse arrays:
+ * of any size starts without writing here. Sparse arrays:
  *
  *   rec[frame]      16 bytes; the first 8 written for the *head* of an allocated block only. Zero
- *                   there: free, or inside a larger block.
- *   used[frame]     one bit: allocated. Not kept for blocks of 2 MiB and more.
- *   group[2 MiB]    how many frames of the 2 MiB are in use, or that it belongs to one block of
- *                   order >= 9; and how many of its frames are dirty. With `used` it makes every
- *                   hand-out checkable in a few instructions: a block that the allocator gives
- *                   twice is refused.
- *   dirty[frame]    one bit: free and not yet scrubbed. A free frame that is not dirty reads as
- *                   zero. Being per frame it survives split and merge of blocks.
+ *                   there: free, or inside a larger block. Frames at a 2 MiB boundary have theirs
+ *                   in an array of their own, so that the records of large blocks lie dense.
+ *   mark[frame]     one byte: in use; free and not yet scrubbed; to go out of use when it is freed.
+ *                   Being per frame it survives split and merge of blocks. Only who holds a frame
+ *                   changes its byte, so giving it back is a plain store and taking it is one
+ *                   compare-and-swap that refuses a block which the allocator gives twice.
+ *   group[2 MiB]    belongs to one block of order >= 9, whose marks are not kept; all of it is
+ *                   dirty, whatever the marks say; and hints that save looking at the marks.
+ *
+ * A free frame that is not dirty reads as zero.
  */
 #ifndef MAYFLY_MM_FRAME_H
 #define MAYFLY_MM_FRAME_H
@@ -25,6 +27,7 @@ enum frame_state {
     FRAME_USED = 1,
     FRAME_RETIRED = 2, /* no longer mapped, a vCPU may still hold a translation */
     FRAME_OFFLINE = 3, /* taken out of use */
+    FRAME_LEAVING = 4, /* is being scrubbed on its way out of its owner's hands */
 };
 
 enum frame_type {
@@ -58,7 +61,8 @@ struct frame {
             uint16_t root;  /* index of the root it hangs below */
             uint32_t base;  /* first guest frame it can map, divided by 512 */
         } table;
-        uint64_t last; /* free and dirty: who freed it as a single frame; 0 when not known */
+        uint64_t last; /* free and dirty: who freed it as a block of order 0 or, for the record of
+                          a 2 MiB, as a part of one of order >= 9; 0 when not known */
         uint64_t word;
     } u;
 };

@@ -17,8 +17,8 @@ static uint64_t heap_layout(struct heap *h, uint8_t *base, uint64_t frames)
     uint64_t groups = (frames + GROUP_FRAMES - 1) / GROUP_FRAMES;
     uint64_t at = round_page(sizeof *h), rounded = groups * GROUP_FRAMES;
     const uint64_t bytes[] = {rounded * sizeof(struct frame),
-                              rounded / 8,
-                              rounded / 8,
+                              groups * sizeof(struct frame),
+                              rounded,
                               groups * sizeof(uint32_t),
                               rounded * HEAP_TRACK_WORDS * sizeof(uint64_t),
                               HEAP_OWNERS * sizeof(struct heap_owner)};
@@ -32,8 +32,8 @@ static uint64_t heap_layout(struct heap *h, uint8_t *base, uint64_t frames)
         h->ft.frames = frames;
         h->ft.groups = groups;
         h->ft.rec = (void *)(base + offset[0]);
-        h->ft.used = (void *)(base + offset[1]);
-        h->ft.dirty = (void *)(base + offset[2]);
+        h->ft.group_rec = (void *)(base + offset[1]);
+        h->ft.mark = base + offset[2];
         h->ft.group = (void *)(base + offset[3]);
         h->track = (void *)(base + offset[4]);
         h->owners = (void *)(base + offset[5]);
@@ -67,6 +67,7 @@ struct heap *heap_create(const struct mm_env *env, const struct mm_arena *arena,
         mm_lock_init(&h->slot[i].lock);
     mm_lock_init(&h->scrub_lock);
     mm_lock_init(&h->owner_lock);
+    atomic_store(&h->avail, (int64_t)arena->frames);
     *st = MF_OK;
     return h;
 }
@@ -97,6 +98,16 @@ void heap_unlock_all(struct heap *h)
         mm_lock_drop(&h->slot[i].lock);
 }
 
+struct heap_slot *heap_keep_one(struct heap *h, unsigned cpu, bool *shared)
+{
+    struct heap_slot *s = heap_slot_of(h, cpu, shared);
+
+    for (unsigned i = h->slots; i--;)
+        if (&h->slot[i] != s)
+            mm_lock_drop(&h->slot[i].lock);
+    return s;
+}
+
 static void log_refusal(struct heap *h, const char *what, uint64_t m, unsigned order,
                         uint32_t owner)
 {
@@ -115,9 +126,11 @@ static void log_refusal(struct heap *h, const char *what, uint64_t m, unsigned o
 /* ---- allocation */
 
 struct taken {
-    uint64_t first;
+    uint64_t first, last; /* last: what the record said about who freed it */
+    int64_t claimed;      /* frames that the owner's claim paid for */
+    bool wait;            /* the background scrub is at work in it */
+    uint64_t large_dirty; /* frames, of a block of order >= 9 */
     struct ft_dirty dirty;
-    bool own; /* dirty with the data of this very owner */
 };
 
 /*
@@ -136,102 +149,114 @@ static enum mf_status take_block(struct heap *h, struct heap_slot *s, bool share
     rc = a->ops->alloc(&a->env, cpu, order, &t->first);
     if (rc == MF_PL_NO_MEMORY)
         return MF_E_NO_MEMORY;
-    if (rc != MF_PL_OK || !ft_block_ok(&h->ft, t->first, order) ||
-        !ft_claim(&h->ft, t->first, order, shared)) {
-        s->refused[REFUSED_PLUGIN]++;
-        return MF_E_PLUGIN;
-    }
-    return MF_OK;
+    if (rc == MF_PL_OK && ft_block_ok(&h->ft, t->first, order) &&
+        (order < GROUP_ORDER ? ft_claim(&h->ft, t->first, order, shared, &t->dirty)
+                             : ft_claim_large(&h->ft, t->first, order, shared)))
+        return MF_OK;
+    s->refused[REFUSED_PLUGIN]++;
+    return MF_E_PLUGIN;
 }
 
-/* Takes the dirty marks off a block of order below 9. Slot locked, block claimed. */
-static void take_dirty(struct heap *h, struct heap_slot *s, bool shared, unsigned order,
-                       struct taken *t)
+/* Free memory may lie in the caches of other CPUs: drains them, alone, and asks again. */
+static enum mf_status take_drained(struct heap *h, struct heap_slot **s, bool *shared, unsigned cpu,
+                                   unsigned order, struct taken *t)
 {
-    if (order >= GROUP_ORDER)
-        return;
-    ft_take_dirty(&h->ft, t->first, order, shared, &t->dirty);
-    s->dirty -= t->dirty.n;
+    const struct heap_allocator *a = &h->alloc;
+    enum mf_status st;
+
+    heap_leave(*s);
+    heap_lock_all(h);
+    if (a->ops->drain)
+        a->ops->drain(&a->env);
+    *s = heap_slot_of(h, cpu, shared);
+    st = take_block(h, *s, *shared, cpu, order, t);
+    *s = heap_keep_one(h, cpu, shared);
+    return st;
 }
 
 /* Writes the record and counts. Slot locked, block claimed. */
-static void settle_block(struct heap *h, struct heap_slot *s, unsigned order, uint32_t owner,
-                         enum frame_type type, struct taken *t)
+static inline void settle_block(struct heap *h, struct heap_slot *s, unsigned order, uint32_t owner,
+                                enum frame_type type, struct taken *t)
 {
     struct frame *f = heap_rec(h, mfn(t->first));
     union frame_head head = {
         .f = {.owner = owner, .order = (uint8_t)order, .type = (uint8_t)type, .state = FRAME_USED}};
 
-    t->dirty.n = 0;
-    t->own = !order && frame_word_load(f) == owner;
+    t->wait = heap_scrub_overlaps(h, t->first, ft_frames(order));
+    t->last = frame_word_load(f);
     frame_word_store(f, 0);
     frame_head_store(f, head);
     s->used[type] += (int64_t)ft_frames(order);
     s->changes++;
+    if (order < GROUP_ORDER) {
+        s->dirty -= t->dirty.n;
+    } else {
+        t->large_dirty = heap_dirty_large(h, t->first, order);
+        s->dirty -= (int64_t)t->large_dirty;
+    }
 }
 
-/* What is left to do for a block without the lock: makes it clean. */
-static void clean_block(struct heap *h, unsigned cpu, unsigned order, unsigned flags, bool wait,
-                        struct taken *t)
+/* What is left to do for a dirty block without the lock: makes it clean. */
+static void clean_block(struct heap *h, unsigned order, uint32_t owner, unsigned flags,
+                        const struct taken *t)
 {
+    uint32_t same = flags & HEAP_ZERO ? OWNER_NONE : owner;
+
+    if (t->wait)
+        heap_scrub_wait(h, t->first, ft_frames(order));
+    if (order >= GROUP_ORDER && t->large_dirty)
+        heap_scrub_large(h, t->first, order, same, t->last);
+    else if (order < GROUP_ORDER && t->dirty.n && (order || same == OWNER_NONE || t->last != same))
+        heap_scrub_small(h, t->first, &t->dirty);
+}
+
+/* A block that is paid for, claimed and settled; or the credit is back. */
+static enum mf_status alloc_block(struct heap *h, unsigned cpu, unsigned order, uint32_t owner,
+                                  enum frame_type type, struct taken *t)
+{
+    int64_t n = (int64_t)ft_frames(order);
+    enum mf_status st = MF_OK;
     struct heap_slot *s;
     bool shared;
 
-    if (wait) {
-        heap_scrub_wait(h, t->first, ft_frames(order));
-        s = heap_enter(h, cpu, &shared);
-        take_dirty(h, s, shared, order, t);
-        heap_leave(s);
+    s = heap_enter(h, cpu, &shared);
+    if (!heap_credit_take(s, owner, n, &t->claimed))
+        s = heap_credit_find(h, s, cpu, &shared, owner, n, &t->claimed, &st);
+    if (st == MF_OK) {
+        st = take_block(h, s, shared, cpu, order, t);
+        if (st == MF_E_NO_MEMORY)
+            st = take_drained(h, &s, &shared, cpu, order, t);
+        if (st == MF_OK)
+            settle_block(h, s, order, owner, type, t);
+        else
+            heap_credit_refund(h, s, owner, n, t->claimed);
     }
-    if (order >= GROUP_ORDER) {
-        uint64_t n = heap_scrub_large(h, t->first, order);
-
-        if (n) {
-            s = heap_enter(h, cpu, &shared);
-            s->dirty -= (int64_t)n;
-            heap_leave(s);
-        }
-    } else if (t->dirty.n && (!t->own || flags & HEAP_ZERO)) {
-        heap_scrub_small(h, t->first, &t->dirty);
-    }
+    heap_leave(s);
+    return st;
 }
 
 enum mf_status heap_alloc(struct heap *h, unsigned cpu, unsigned order, uint32_t owner,
                           enum frame_type type, unsigned flags, mfn_t *out)
 {
-    struct heap_owner *o;
-    struct heap_slot *s;
     struct taken t;
     enum mf_status st;
-    bool shared, wait = false;
 
     if (order > ORDER_MAX || type < FRAME_T_RAM || type > FRAME_T_CORE || flags & ~HEAP_ZERO ||
         owner == OWNER_NONE || owner == HEAP_OWNER_GONE)
         return MF_E_RANGE;
     if (cpu >= h->cpus)
         cpu %= h->cpus;
-    o = heap_owner_find(h, owner);
-    if (o && !heap_owner_charge(o, ft_frames(order)))
-        return MF_E_QUOTA;
-    s = heap_enter(h, cpu, &shared);
-    st = take_block(h, s, shared, cpu, order, &t);
+    t.dirty.n = 0;
+    t.large_dirty = 0;
+    st = alloc_block(h, cpu, order, owner, type, &t);
     if (st == MF_OK) {
-        settle_block(h, s, order, owner, type, &t);
-        wait = heap_scrub_overlaps(h, t.first, ft_frames(order));
-        if (!wait)
-            take_dirty(h, s, shared, order, &t);
+        if (t.wait || t.dirty.n || t.large_dirty)
+            clean_block(h, order, owner, flags, &t);
+        *out = mfn(t.first);
+    } else if (st == MF_E_PLUGIN) {
+        log_refusal(h, "allocator gave a block that is not free", t.first, order, owner);
     }
-    heap_leave(s);
-    if (st != MF_OK) {
-        if (o)
-            heap_owner_uncharge(o, ft_frames(order));
-        if (st == MF_E_PLUGIN)
-            log_refusal(h, "allocator gave a block that is not free", t.first, order, owner);
-        return st;
-    }
-    clean_block(h, cpu, order, flags, wait, &t);
-    *out = mfn(t.first);
-    return MF_OK;
+    return st;
 }
 
 /* ---- free */
@@ -249,6 +274,18 @@ static enum mf_status check_free(struct heap *h, uint64_t m, union frame_head he
     return head.f.order == order ? MF_OK : MF_E_WRONG_ORDER;
 }
 
+/* Remembers who freed a block of which parts may come back to the same owner as they are. */
+static void note_last(struct heap *h, struct frame *f, uint64_t m, union frame_head head,
+                      bool clean)
+{
+    bool noted = !clean && (!head.f.order || head.f.order >= GROUP_ORDER);
+
+    frame_word_store(f, noted ? head.f.owner : 0);
+    if (head.f.order > GROUP_ORDER)
+        for (uint64_t i = GROUP_FRAMES; i < ft_frames(head.f.order); i += GROUP_FRAMES)
+            frame_word_store(ft_rec(&h->ft, m + i), noted ? head.f.owner : 0);
+}
+
 /* One free with the slot locked. `clean`: the frames are known to be zero. */
 static enum mf_status free_block(struct heap *h, struct heap_slot *s, bool shared, unsigned cpu,
                                  uint64_t m, union frame_head head, bool clean)
@@ -256,22 +293,27 @@ static enum mf_status free_block(struct heap *h, struct heap_slot *s, bool share
     const struct heap_allocator *a = &h->alloc;
     struct frame *f = heap_rec(h, mfn(m));
     unsigned order = head.f.order;
-    uint64_t n = ft_frames(order);
+    int64_t n = (int64_t)ft_frames(order), given = n;
+    bool lost = false;
 
-    if (!frame_head_clear(f, head)) {
+    if (!frame_head_change(f, head, (union frame_head){0}, shared)) {
         s->refused[REFUSED_DOUBLE]++;
         return MF_E_DOUBLE_FREE;
     }
-    /* The used bits still keep the block from everybody else. */
-    frame_word_store(f, clean || order ? 0 : head.f.owner);
-    ft_release(&h->ft, m, order, !clean, shared);
-    s->used[head.f.type] -= (int64_t)n;
-    s->dirty += clean ? 0 : (int64_t)n;
+    /* The marks still keep the block from everybody else. */
+    note_last(h, f, m, head, clean);
+    s->used[head.f.type] -= n;
     s->changes++;
-    if (a->ops->free(&a->env, cpu, m, order) == MF_PL_OK)
-        return MF_OK;
-    s->refused[REFUSED_PLUGIN]++;
-    return MF_E_PLUGIN;
+    if (heap_has_leaving(h, m, order)) {
+        given = (int64_t)heap_free_leaving(h, s, shared, cpu, m, order, clean, &lost);
+    } else {
+        ft_release(&h->ft, m, order, !clean, shared);
+        lost = a->ops->free(&a->env, cpu, m, order) != MF_PL_OK;
+    }
+    s->dirty += clean ? 0 : given;
+    heap_credit_give(h, s, head.f.owner, n, given);
+    s->refused[REFUSED_PLUGIN] += lost;
+    return lost ? MF_E_PLUGIN : MF_OK;
 }
 
 static void count_refusal(struct heap_slot *s, enum mf_status st)
@@ -284,12 +326,30 @@ static void count_refusal(struct heap_slot *s, enum mf_status st)
         s->refused[REFUSED_OWNER]++;
 }
 
+/* Blocks up to this order are scrubbed by who frees them, when that is the policy. */
+#define SCRUB_FREE_ORDER GROUP_ORDER
+
+/*
+ * Scrubs a block that is on its way out, without the lock: its record says LEAVING, so that nobody
+ * frees it a second time meanwhile. False when it no longer was what *head says.
+ */
+static bool scrub_leaving(struct heap *h, uint64_t m, union frame_head *head)
+{
+    union frame_head to = *head;
+
+    to.f.state = FRAME_LEAVING;
+    if (!frame_head_change(heap_rec(h, mfn(m)), *head, to, true))
+        return false;
+    heap_scrub_frames(h, m, ft_frames(head->f.order));
+    *head = to;
+    return true;
+}
+
 static enum mf_status free_checked(struct heap *h, unsigned cpu, uint64_t m, unsigned order,
                                    uint32_t owner, bool clean)
 {
-    struct heap_slot *s;
-    struct heap_owner *o;
     union frame_head head;
+    struct heap_slot *s;
     enum mf_status st;
     bool shared;
 
@@ -300,19 +360,21 @@ static enum mf_status free_checked(struct heap *h, unsigned cpu, uint64_t m, uns
     s = heap_enter(h, cpu, &shared);
     head = frame_head_load(heap_rec(h, mfn(m)));
     st = check_free(h, m, head, order, owner, FRAME_USED);
+    if (st == MF_OK && !clean && order <= SCRUB_FREE_ORDER &&
+        atomic_load_explicit(&h->scrub, memory_order_relaxed) == HEAP_SCRUB_FREE) {
+        heap_leave(s);
+        clean = scrub_leaving(h, m, &head);
+        s = heap_enter(h, cpu, &shared);
+        st = clean ? MF_OK : MF_E_DOUBLE_FREE;
+    }
     if (st == MF_OK)
         st = free_block(h, s, shared, cpu, m, head, clean);
     else
         count_refusal(s, st);
     heap_leave(s);
-    if (st != MF_OK) {
+    if (st != MF_OK)
         log_refusal(h, mf_status_text(st), m, order, owner);
-        return st;
-    }
-    o = heap_owner_find(h, owner);
-    if (o)
-        heap_owner_uncharge(o, ft_frames(order));
-    return MF_OK;
+    return st;
 }
 
 enum mf_status heap_free(struct heap *h, unsigned cpu, mfn_t m, unsigned order, uint32_t owner)
@@ -326,37 +388,40 @@ enum mf_status heap_free_clean(struct heap *h, unsigned cpu, mfn_t m, unsigned o
     return free_checked(h, cpu, m.v, order, owner, true);
 }
 
-#define CHAIN_PER_LOCK 16u
+/* One block of a chain; returns its frames, 0 when it is refused. */
+static uint64_t free_retired(struct heap *h, unsigned cpu, uint64_t m, uint32_t owner)
+{
+    union frame_head f = frame_head_load(heap_rec(h, mfn(m)));
+    enum mf_status st = check_free(h, m, f, f.f.order, owner, FRAME_RETIRED);
+    bool shared, clean = f.f.type == FRAME_T_TABLE || f.f.level == FRAME_CLEAN;
+    struct heap_slot *s;
+
+    if (st == MF_OK && !clean && f.f.order <= SCRUB_FREE_ORDER &&
+        atomic_load_explicit(&h->scrub, memory_order_relaxed) == HEAP_SCRUB_FREE) {
+        heap_scrub_frames(h, m, ft_frames(f.f.order)); /* nobody else has it */
+        clean = true;
+    }
+    s = heap_enter(h, cpu, &shared);
+    if (st == MF_OK)
+        st = free_block(h, s, shared, cpu, m, f, clean);
+    else
+        count_refusal(s, st);
+    heap_leave(s);
+    return st == MF_OK ? ft_frames(f.f.order) : 0;
+}
 
 uint64_t heap_free_chain(struct heap *h, unsigned cpu, uint64_t head, uint32_t owner)
 {
-    struct heap_owner *o = heap_owner_find(h, owner);
     uint64_t frames = 0;
 
     if (cpu >= h->cpus)
         cpu %= h->cpus;
     while (head) {
-        bool shared;
-        struct heap_slot *s = heap_enter(h, cpu, &shared);
+        uint64_t m = head - 1;
 
-        for (unsigned i = 0; head && i < CHAIN_PER_LOCK; i++) {
-            uint64_t m = head - 1;
-            union frame_head f = frame_head_load(heap_rec(h, mfn(m)));
-            enum mf_status st = check_free(h, m, f, f.f.order, owner, FRAME_RETIRED);
-
-            head = frame_word_load(heap_rec(h, mfn(m)));
-            if (st == MF_OK)
-                st = free_block(h, s, shared, cpu, m, f,
-                                f.f.type == FRAME_T_TABLE || f.f.level == FRAME_CLEAN);
-            else
-                count_refusal(s, st);
-            if (st == MF_OK)
-                frames += ft_frames(f.f.order);
-        }
-        heap_leave(s);
+        head = frame_word_load(heap_rec(h, mfn(m)));
+        frames += free_retired(h, cpu, m, owner);
     }
-    if (o)
-        heap_owner_uncharge(o, frames);
     return frames;
 }
 
@@ -387,7 +452,7 @@ uint64_t heap_count_used(const struct heap *h)
     int64_t n = 0;
 
     for (unsigned i = 0; i < h->slots; i++)
-        for (unsigned t = FRAME_T_RAM; t <= FRAME_T_CORE; t++)
+        for (unsigned t = FRAME_T_NONE; t <= FRAME_T_CORE; t++)
             n += h->slot[i].used[t];
     return (uint64_t)n;
 }
@@ -403,7 +468,7 @@ uint64_t heap_count_changes(const struct heap *h)
 
 static void info_counters(const struct heap *h, struct heap_info *out)
 {
-    int64_t used[4] = {0}, dirty = 0;
+    int64_t used[4] = {0}, dirty = 0, claimed = atomic_load(&h->claimed);
 
     for (unsigned i = 0; i < h->slots; i++) {
         const struct heap_slot *s = &h->slot[i];
@@ -411,6 +476,7 @@ static void info_counters(const struct heap *h, struct heap_info *out)
         for (unsigned t = 0; t < 4; t++)
             used[t] += s->used[t];
         dirty += s->dirty;
+        claimed += s->backed;
         out->refused_double += s->refused[REFUSED_DOUBLE];
         out->refused_order += s->refused[REFUSED_ORDER];
         out->refused_owner += s->refused[REFUSED_OWNER];
@@ -419,8 +485,10 @@ static void info_counters(const struct heap *h, struct heap_info *out)
     out->used_ram = (uint64_t)used[FRAME_T_RAM];
     out->used_table = (uint64_t)used[FRAME_T_TABLE];
     out->used_core = (uint64_t)used[FRAME_T_CORE];
+    out->offline = (uint64_t)used[FRAME_T_NONE];
     out->dirty = (uint64_t)dirty;
-    out->free = h->ft.frames - out->used_ram - out->used_table - out->used_core;
+    out->claimed = (uint64_t)claimed;
+    out->free = h->ft.frames - out->used_ram - out->used_table - out->used_core - out->offline;
 }
 
 void heap_get_info(struct heap *h, struct heap_info *out)
@@ -433,6 +501,10 @@ void heap_get_info(struct heap *h, struct heap_info *out)
     heap_lock_all(h);
     info_counters(h, out);
     out->retired = atomic_load_explicit(&h->retired, memory_order_relaxed);
+    out->offline_waiting = atomic_load_explicit(&h->waiting, memory_order_relaxed);
+    out->scrubbed = atomic_load_explicit(&h->scrubbed, memory_order_relaxed);
+    out->punched = atomic_load_explicit(&h->punched, memory_order_relaxed);
+    out->scrub = (enum heap_scrub)atomic_load_explicit(&h->scrub, memory_order_relaxed);
     out->init_ns = h->init_ns;
     out->swaps = h->swaps;
     out->swap_pause_ns = h->swap_pause_ns;

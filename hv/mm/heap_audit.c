@@ -1,16 +1,11 @@
 /*
  * The walk over the frame table: every frame is counted once, by its record or as free, and what
- * the records, the bitmap and the groups say is compared. At the end the allocator lists its free
- * frames and these are compared too.
+ * the records, the marks and the groups say is compared, and what allocations pay with. At the end
+ * the allocator lists its free frames and these are compared too.
  */
 #include "hv/mm/heap_impl.h"
 
 #define AUDIT_PER_LOCK 4096u /* units of work with the locks held */
-
-static bool group_is(const struct heap *h, uint64_t m, uint32_t bits)
-{
-    return atomic_load_explicit(&h->ft.group[m >> GROUP_ORDER], memory_order_relaxed) & bits;
-}
 
 static void count_type(struct heap_audit *a, union frame_head f, uint64_t n)
 {
@@ -20,15 +15,20 @@ static void count_type(struct heap_audit *a, union frame_head f, uint64_t n)
         a->used_table += n;
     else if (f.f.type == FRAME_T_CORE)
         a->used_core += n;
+    else
+        a->offline += n;
     if (f.f.state == FRAME_RETIRED)
         a->retired += n;
 }
 
 static bool record_ok(const struct heap *h, uint64_t m, union frame_head f)
 {
-    return f.f.order <= ORDER_MAX && ft_block_ok(&h->ft, m, f.f.order) && f.f.owner != OWNER_NONE &&
-           f.f.type >= FRAME_T_RAM && f.f.type <= FRAME_T_CORE &&
-           (f.f.state == FRAME_USED || f.f.state == FRAME_RETIRED);
+    if (f.f.order > ORDER_MAX || !ft_block_ok(&h->ft, m, f.f.order) || f.f.owner == OWNER_NONE)
+        return false;
+    if (f.f.state == FRAME_OFFLINE)
+        return f.f.type == FRAME_T_NONE && !f.f.order;
+    return f.f.type >= FRAME_T_RAM && f.f.type <= FRAME_T_CORE &&
+           (f.f.state == FRAME_USED || f.f.state == FRAME_RETIRED || f.f.state == FRAME_LEAVING);
 }
 
 /* A block from its head on; returns its frames. */
@@ -44,7 +44,7 @@ static uint64_t audit_block(struct heap *h, struct heap_audit *a, uint64_t m, un
     count_type(a, f, n);
     if (f.f.order >= GROUP_ORDER) {
         for (uint64_t i = 0; i < n; i += GROUP_FRAMES)
-            if (!group_is(h, m + i, GROUP_WHOLE))
+            if (!(ft_group(&h->ft, m + i) & GROUP_WHOLE))
                 a->bad_records++;
         return n;
     }
@@ -80,7 +80,7 @@ static uint64_t audit_one(struct heap *h, struct heap_audit *a, uint64_t m, bool
     union frame_head f;
     uint64_t n;
 
-    if (!(m & (GROUP_FRAMES - 1)) && !group_is(h, m, GROUP_IN_USE)) {
+    if (!(m & (GROUP_FRAMES - 1)) && ft_group_free(&h->ft, m)) {
         n = h->ft.frames - m < GROUP_FRAMES ? h->ft.frames - m : GROUP_FRAMES;
         a->free += n;
         return n;
@@ -110,6 +110,8 @@ static enum mf_status audit_listing(struct heap *h, struct heap_audit *a)
     if (st != MF_OK)
         goto out;
     heap_lock_all(h);
+    if (!heap_credit_ok(h))
+        a->bad_records++;
     a->stable = a->stable && a->changes == heap_count_changes(h);
     if (h->alloc.ops) {
         heap_listing_run(&l, &h->alloc);

@@ -6,7 +6,14 @@
  * that CPUs run beside each other. Whoever must stand alone (swap, info, audit) takes all of them
  * in ascending order.
  *
- * Lock order: stage2.lock before slot locks; owner_lock and the lock of a slot are never both held.
+ * Lock order: stage2.lock, owner_lock, scrub_lock before slot locks.
+ *
+ * Free frames are counted like money, so that a claim holds without a counter that all CPUs fight
+ * for: what nobody has claimed lies in heap.avail or, taken from there in advance, in the `avail`
+ * of a slot; what an owner has claimed lies in its record or in the `backed` of a slot that works
+ * for it. An allocation pays from its slot, which fetches more when it runs out. Only when that
+ * fails everything is gathered with all slots locked, and the answer is exact. Quotas work the same
+ * way.
  */
 #ifndef MAYFLY_MM_HEAP_IMPL_H
 #define MAYFLY_MM_HEAP_IMPL_H
@@ -23,20 +30,30 @@
 
 enum { REFUSED_DOUBLE, REFUSED_ORDER, REFUSED_OWNER, REFUSED_PLUGIN, REFUSED_KINDS };
 
+#define HEAP_CREDIT_BATCH 1024 /* frames fetched in advance; a slot keeps four times that */
+#define HEAP_UNLIMITED    (INT64_MAX / 2) /* quota at hand for an owner that has no record */
+
 struct heap_slot {
     _Alignas(64) struct mm_lock lock;
-    /* Under lock. A slot's share may be negative where it is a difference; the sums are right. */
+    /* Under lock. */
+    uint32_t owner; /* whose quota and claim are at hand here; OWNER_NONE: nobody's */
+    int64_t quota;  /* frames it may still take here */
+    int64_t backed; /* frames of its claim */
+    int64_t avail;  /* free frames that nobody has claimed, paid out here */
     uint64_t changes;
-    int64_t used[4]; /* frames by enum frame_type */
+    /* A slot's share may be negative where it is a difference; the sums are right. */
+    int64_t used[4]; /* frames by enum frame_type; NONE: out of use */
     int64_t dirty;
     uint64_t refused[REFUSED_KINDS];
 };
 
-/* Quota of one owner. `key` is 0 where a slot was never used, HEAP_OWNER_GONE where it was. */
+/* One owner. `key` is 0 where a slot was never used, HEAP_OWNER_GONE where it was. */
 struct heap_owner {
     _Atomic uint32_t key;
     uint32_t reserved;
-    _Atomic uint64_t used, limit;
+    _Atomic int64_t used; /* frames it holds and such as slots have at hand for it */
+    _Atomic int64_t limit;
+    _Atomic int64_t claim; /* frames promised to it, beside what slots have at hand */
 };
 
 /* An allocator at work: its operations and what was handed to it. */
@@ -56,10 +73,17 @@ struct heap {
     uint64_t reserved; /* bytes of all the metadata above, in one piece behind this structure */
 
     _Atomic bool shared;       /* changes with all slots locked */
-    _Atomic bool busy;         /* a swap or the end of an audit is under way */
-    _Atomic uint64_t retired;  /* frames in all retire queues */
+    _Atomic uint32_t scrub;    /* enum heap_scrub */
     _Atomic uint64_t scrub_lo; /* frames that the scrubber writes just now: [lo, hi) */
     _Atomic uint64_t scrub_hi;
+
+    _Alignas(64) _Atomic bool busy; /* a swap or the end of an audit is under way */
+    _Atomic int64_t avail;          /* free frames that nobody has claimed and no slot has at hand;
+                                       below zero when frames behind claims went out of use */
+    _Atomic int64_t claimed;        /* sum of the owners' claims, beside what slots have at hand */
+    _Atomic uint64_t retired;       /* frames in all retire queues */
+    _Atomic uint64_t waiting;       /* frames in use that are to go out of use */
+    _Atomic uint64_t scrubbed, punched;
     _Atomic uint64_t scrub_at; /* cursor of the background scrub */
     struct mm_lock scrub_lock; /* one background scrub at a time; before slot locks */
 
@@ -77,14 +101,19 @@ static inline bool heap_shared(struct heap *h)
     return atomic_load_explicit(&h->shared, memory_order_relaxed);
 }
 
+/* The slot through which `cpu` goes. It is that one for as long as any slot is locked. */
+static inline struct heap_slot *heap_slot_of(struct heap *h, unsigned cpu, bool *shared)
+{
+    *shared = heap_shared(h);
+    return &h->slot[*shared ? cpu & (h->slots - 1) : 0];
+}
+
 /* Locks the slot through which `cpu` goes. */
 static inline struct heap_slot *heap_enter(struct heap *h, unsigned cpu, bool *shared)
 {
     for (;;) {
-        struct heap_slot *s;
+        struct heap_slot *s = heap_slot_of(h, cpu, shared);
 
-        *shared = heap_shared(h);
-        s = &h->slot[*shared ? cpu & (h->slots - 1) : 0];
         mm_lock_take(&s->lock, h->env);
         if (heap_shared(h) == *shared)
             return s;
@@ -109,8 +138,6 @@ uint64_t heap_count_changes(const struct heap *h);
  */
 struct heap_listing {
     struct heap *h;
-    const struct heap_allocator *to; /* gets every range too; NULL: only counts */
-    int to_status;
     uint64_t ranges, frames, in_use, twice, outside;
     uint64_t *seen;      /* bit per frame, for groups listed in part */
     uint8_t *seen_group; /* 1: listed in part, 2: listed whole */
@@ -123,25 +150,70 @@ void heap_listing_fini(struct heap_listing *l);
 
 /* Owners (heap_owner.c). NULL: no limit, nothing counted. */
 struct heap_owner *heap_owner_find(struct heap *h, uint32_t owner);
-static inline bool heap_owner_charge(struct heap_owner *o, uint64_t n)
-{
-    uint64_t was = atomic_fetch_add_explicit(&o->used, n, memory_order_relaxed);
-    uint64_t limit = atomic_load_explicit(&o->limit, memory_order_relaxed);
 
-    if (was <= limit && n <= limit - was)
-        return true;
-    atomic_fetch_sub_explicit(&o->used, n, memory_order_relaxed);
-    return false;
-}
-static inline void heap_owner_uncharge(struct heap_owner *o, uint64_t n)
-{
-    atomic_fetch_sub_explicit(&o->used, n, memory_order_relaxed);
-}
+/* ---- credit (heap_credit.c) */
 
-/* Scrub (heap_scrub.c). Zeroes what `d` names of the block at `first` (order below 9). */
+/* Pays for n frames of `owner` from what the slot has at hand; *claimed of them from its claim. */
+static inline bool heap_credit_take(struct heap_slot *s, uint32_t owner, int64_t n,
+                                    int64_t *claimed)
+{
+    int64_t c = s->backed < n ? s->backed : n;
+
+    if (s->owner != owner || s->quota < n || s->avail < n - c)
+        return false;
+    s->quota -= n;
+    s->backed -= c;
+    s->avail -= n - c;
+    *claimed = c;
+    return true;
+}
+/*
+ * The same with all that is needed to find an exact answer. `s` is locked and is so afterwards,
+ * which may be another one: it is returned. *st: MF_OK, MF_E_QUOTA or MF_E_NO_MEMORY.
+ */
+struct heap_slot *heap_credit_find(struct heap *h, struct heap_slot *s, unsigned cpu, bool *shared,
+                                   uint32_t owner, int64_t n, int64_t *claimed, enum mf_status *st);
+void heap_credit_back(struct heap *h, struct heap_slot *s);
+void heap_credit_return(struct heap *h, uint32_t owner, int64_t n);
+/* `n` frames of `owner` were freed; `avail` of them can be given again. Slot locked. */
+static inline void heap_credit_give(struct heap *h, struct heap_slot *s, uint32_t owner, int64_t n,
+                                    int64_t avail)
+{
+    s->avail += avail;
+    if (s->owner == owner)
+        s->quota += n;
+    else
+        heap_credit_return(h, owner, n);
+    if (s->avail > 4 * HEAP_CREDIT_BATCH ||
+        (s->quota > 4 * HEAP_CREDIT_BATCH && s->quota < HEAP_UNLIMITED / 2))
+        heap_credit_back(h, s);
+}
+/* Pays back for an allocation that did not come about. Slot locked. */
+void heap_credit_refund(struct heap *h, struct heap_slot *s, uint32_t owner, int64_t n,
+                        int64_t claimed);
+/* All slots locked: takes back what they have at hand, of owners only `owner`'s. */
+void heap_credit_gather(struct heap *h, uint32_t owner);
+/* All slots locked. What there is at hand and what is free agree. */
+bool heap_credit_ok(const struct heap *h);
+
+/* Drops all locks but the one through which `cpu` goes, and returns that. */
+struct heap_slot *heap_keep_one(struct heap *h, unsigned cpu, bool *shared);
+
+/* ---- scrub (heap_scrub.c) */
+
+/* Zeroes what `d` names of the block at `first` (order below 9). */
 void heap_scrub_small(struct heap *h, uint64_t first, const struct ft_dirty *d);
-/* Looks a claimed block of order >= 9 through; returns how many frames were dirty. */
-uint64_t heap_scrub_large(struct heap *h, uint64_t first, unsigned order);
+/* How many frames of a claimed block of order >= 9 are dirty. */
+uint64_t heap_dirty_large(const struct heap *h, uint64_t first, unsigned order);
+/*
+ * Takes the dirtiness off a claimed block of order >= 9 and zeroes what was dirty, but for groups
+ * that `same` (not OWNER_NONE) left there itself. `head_last` is who the record of the first group
+ * said it was before it was written.
+ */
+void heap_scrub_large(struct heap *h, uint64_t first, unsigned order, uint32_t same,
+                      uint64_t head_last);
+/* Zeroes n frames that the caller holds. */
+void heap_scrub_frames(struct heap *h, uint64_t first, uint64_t n);
 /* Waits until the background scrub is not at work in [first, first + n). */
 void heap_scrub_wait(struct heap *h, uint64_t first, uint64_t n);
 
@@ -150,6 +222,51 @@ static inline bool heap_scrub_overlaps(struct heap *h, uint64_t first, uint64_t 
     uint64_t hi = atomic_load(&h->scrub_hi);
 
     return hi && first < hi && atomic_load(&h->scrub_lo) < first + n;
+}
+
+/* ---- parts of a block (heap_split.c). The group is the caller's. */
+
+/* A group that belonged to one block is kept by marks from here on, all of them in use. */
+void heap_group_to_marks(struct heap *h, uint64_t first);
+void heap_group_to_whole(struct heap *h, uint64_t first);
+
+/* ---- frames out of use (heap_offline.c) */
+
+/*
+ * Gives a block back that has frames marked to go: those stay, the rest is freed in parts. The
+ * record is zero already. Slot locked. Returns how many frames are free now.
+ */
+uint64_t heap_free_leaving(struct heap *h, struct heap_slot *s, bool shared, unsigned cpu,
+                           uint64_t first, unsigned order, bool clean, bool *lost);
+
+/*
+ * Starts the allocator anew with all frames that are free after `change` has taken some away in the
+ * table; `undo` when that fails. Both with all slots locked. MF_E_BUSY, MF_E_NO_ALLOCATOR,
+ * MF_E_NO_MEMORY, MF_E_PLUGIN.
+ */
+enum mf_status heap_restart(struct heap *h, void (*change)(struct heap *h, void *arg),
+                            void (*undo)(struct heap *h, void *arg), void *arg);
+
+/* `size` covers `member`: the operations of a plugin are long enough to have it. */
+#define HEAP_OPS_HAS(ops, member)                                                                  \
+    ((ops)->size >= offsetof(struct mf_allocator_ops, member) + sizeof((ops)->member))
+
+/* NULL when the allocator has none. */
+static inline int (*heap_ops_take(const struct mf_allocator_ops *ops))(const struct mf_alloc_env *,
+                                                                       uint64_t, uint64_t)
+{
+    return HEAP_OPS_HAS(ops, take) ? ops->take : NULL;
+}
+
+/* Any group of the block has frames that are marked. */
+static inline bool heap_has_leaving(const struct heap *h, uint64_t first, unsigned order)
+{
+    if (order <= GROUP_ORDER)
+        return ft_group(&h->ft, first) & GROUP_LEAVING;
+    for (uint64_t i = 0; i < ft_frames(order); i += GROUP_FRAMES)
+        if (ft_group(&h->ft, first + i) & GROUP_LEAVING)
+            return true;
+    return false;
 }
 
 /* A free of a block that the caller knows to read as zero: it does not become dirty. */
@@ -165,7 +282,7 @@ void heap_note_retired(struct heap *h, int64_t frames);
 
 static inline struct frame *heap_rec(const struct heap *h, mfn_t m)
 {
-    return &h->ft.rec[m.v];
+    return ft_rec(&h->ft, m.v);
 }
 
 static inline uint64_t *heap_track(const struct heap *h, mfn_t m)

@@ -1,9 +1,12 @@
 /*
  * Owners with a quota: an open hash table that is read without a lock. An owner's place is found by
  * probing at most HEAP_OWNER_PROBE slots from its number on; numbers that come in sequence thus
- * meet no collision.
+ * meet no collision. What it holds is charged in batches (heap_credit.c); what must be exact is
+ * computed with all slots locked, after what they have at hand was gathered.
  */
 #include "hv/mm/heap_impl.h"
+
+#define LIMIT_MAX (INT64_MAX / 4) /* more frames than there can be */
 
 static struct heap_owner *owner_slot(struct heap *h, uint32_t owner, unsigned i)
 {
@@ -24,6 +27,13 @@ struct heap_owner *heap_owner_find(struct heap *h, uint32_t owner)
     return NULL;
 }
 
+static void forget_owner(struct heap *h, uint32_t owner)
+{
+    heap_lock_all(h);
+    heap_credit_gather(h, owner);
+    heap_unlock_all(h);
+}
+
 enum mf_status heap_owner_begin(struct heap *h, uint32_t owner, uint64_t frames)
 {
     enum mf_status st = MF_E_LIMIT;
@@ -35,6 +45,7 @@ enum mf_status heap_owner_begin(struct heap *h, uint32_t owner, uint64_t frames)
         st = MF_E_EXISTS;
         goto out;
     }
+    forget_owner(h, owner); /* slots may take it for one without a limit */
     for (unsigned i = 0; i < HEAP_OWNER_PROBE; i++) {
         struct heap_owner *o = owner_slot(h, owner, i);
         uint32_t key = atomic_load_explicit(&o->key, memory_order_relaxed);
@@ -42,7 +53,9 @@ enum mf_status heap_owner_begin(struct heap *h, uint32_t owner, uint64_t frames)
         if (key != OWNER_NONE && key != HEAP_OWNER_GONE)
             continue;
         atomic_store_explicit(&o->used, 0, memory_order_relaxed);
-        atomic_store_explicit(&o->limit, frames, memory_order_relaxed);
+        atomic_store_explicit(&o->claim, 0, memory_order_relaxed);
+        atomic_store_explicit(&o->limit, frames < LIMIT_MAX ? (int64_t)frames : LIMIT_MAX,
+                              memory_order_relaxed);
         atomic_store_explicit(&o->key, owner, memory_order_release);
         st = MF_OK;
         break;
@@ -66,18 +79,120 @@ static void owner_sweep(struct heap *h, uint32_t index)
     }
 }
 
+/* The owner's claim is free for all again. All slots locked, gathered. */
+static int64_t drop_claim(struct heap *h, struct heap_owner *o)
+{
+    int64_t n = atomic_exchange(&o->claim, 0);
+
+    atomic_fetch_sub(&h->claimed, n);
+    atomic_fetch_add(&h->avail, n);
+    return n;
+}
+
+/* Owner lock held. NULL for the two keys that mean something else. */
+static struct heap_owner *known(struct heap *h, uint32_t owner)
+{
+    return owner == OWNER_NONE || owner == HEAP_OWNER_GONE ? NULL : heap_owner_find(h, owner);
+}
+
 uint64_t heap_owner_end(struct heap *h, uint32_t owner)
 {
     struct heap_owner *o;
-    uint64_t held = 0;
+    int64_t held = 0;
 
     mm_lock_take(&h->owner_lock, h->env);
-    o = heap_owner_find(h, owner);
-    if (o && owner != OWNER_NONE && owner != HEAP_OWNER_GONE) {
+    o = known(h, owner);
+    if (o) {
+        heap_lock_all(h);
+        heap_credit_gather(h, owner);
+        drop_claim(h, o);
         held = atomic_load_explicit(&o->used, memory_order_relaxed);
         atomic_store_explicit(&o->key, HEAP_OWNER_GONE, memory_order_release);
         owner_sweep(h, (uint32_t)(o - h->owners));
+        heap_unlock_all(h);
     }
     mm_lock_drop(&h->owner_lock);
-    return held;
+    return held > 0 ? (uint64_t)held : 0;
+}
+
+/* ---- claims */
+
+/* All slots locked, gathered: the numbers are exact. */
+static enum mf_status check_claim(const struct heap *h, const struct heap_owner *o, uint64_t frames,
+                                  struct heap_shortage *w)
+{
+    int64_t avail = atomic_load(&h->avail), claimed = atomic_load(&h->claimed);
+
+    for (unsigned i = 0; i < h->slots; i++)
+        claimed += h->slot[i].backed;
+    *w = (struct heap_shortage){.asked = frames, .limit = UINT64_MAX};
+    w->claimed = (uint64_t)claimed;
+    w->free = avail + claimed > 0 ? (uint64_t)(avail + claimed) : 0;
+    if (!o)
+        return MF_E_NOT_FOUND;
+    w->limit = (uint64_t)atomic_load(&o->limit);
+    w->held = (uint64_t)(atomic_load(&o->used) + atomic_load(&o->claim));
+    if (w->limit == LIMIT_MAX)
+        w->limit = UINT64_MAX;
+    if (w->held > w->limit || frames > w->limit - w->held)
+        return MF_E_QUOTA;
+    return avail < 0 || frames > (uint64_t)avail ? MF_E_NO_MEMORY : MF_OK;
+}
+
+enum mf_status heap_claim(struct heap *h, uint32_t owner, uint64_t frames,
+                          struct heap_shortage *why)
+{
+    struct heap_shortage w;
+    struct heap_owner *o;
+    enum mf_status st;
+
+    mm_lock_take(&h->owner_lock, h->env);
+    o = known(h, owner);
+    heap_lock_all(h);
+    heap_credit_gather(h, owner);
+    st = check_claim(h, o, frames, &w);
+    if (st == MF_OK) {
+        atomic_fetch_sub(&h->avail, (int64_t)frames);
+        atomic_fetch_add(&h->claimed, (int64_t)frames);
+        atomic_fetch_add(&o->claim, (int64_t)frames);
+    } else if (why) {
+        *why = w;
+    }
+    heap_unlock_all(h);
+    mm_lock_drop(&h->owner_lock);
+    return st;
+}
+
+uint64_t heap_claim_release(struct heap *h, uint32_t owner)
+{
+    struct heap_owner *o;
+    int64_t n = 0;
+
+    mm_lock_take(&h->owner_lock, h->env);
+    o = known(h, owner);
+    if (o) {
+        heap_lock_all(h);
+        heap_credit_gather(h, owner);
+        n = drop_claim(h, o);
+        heap_unlock_all(h);
+    }
+    mm_lock_drop(&h->owner_lock);
+    return (uint64_t)n;
+}
+
+uint64_t heap_claim_left(struct heap *h, uint32_t owner)
+{
+    struct heap_owner *o;
+    int64_t n = 0;
+
+    mm_lock_take(&h->owner_lock, h->env);
+    o = known(h, owner);
+    if (o) {
+        heap_lock_all(h);
+        heap_credit_gather(h, owner);
+        n = atomic_load(&o->claim);
+        heap_unlock_all(h);
+    }
+    mm_lock_drop(&h->owner_lock);
+    return (uint64_t)n;
 }

@@ -1,6 +1,6 @@
 /*
- * Scrubbing. A frame that held one owner's data reads as zero before another owner gets it: here at
- * allocation, outside of any lock, or before that in the background.
+ * Scrubbing. A frame that held one owner's data reads as zero before another owner gets it: at
+ * allocation, outside of any lock, or before that in the background or by who freed it.
  *
  * The background scrub writes frames that are free, which anybody may allocate meanwhile. It says
  * in scrub_lo/scrub_hi where it is at work, at most one word of the bitmaps (64 frames), and then
@@ -11,9 +11,24 @@
 
 #include "hv/mm/heap_impl.h"
 
-#define PUNCH_MIN_FRAMES                                                                           \
-    UINT64_C(4096) /* from 16 MiB on giving memory back beats writing zeros                        \
-                    */
+/* From 16 MiB on giving memory back beats writing zeros; `hvbench scrub` measures it. */
+#define PUNCH_MIN_FRAMES UINT64_C(4096)
+#define PUNCH_STEP       UINT64_C(16384) /* frames at once */
+
+static const char *const policies[HEAP_SCRUB_KINDS] = {"background", "free", "alloc"};
+
+enum mf_status heap_set_scrub(struct heap *h, enum heap_scrub policy)
+{
+    if ((unsigned)policy >= HEAP_SCRUB_KINDS)
+        return MF_E_RANGE;
+    atomic_store(&h->scrub, policy);
+    return MF_OK;
+}
+
+const char *heap_scrub_name(enum heap_scrub policy)
+{
+    return (unsigned)policy < HEAP_SCRUB_KINDS ? policies[policy] : NULL;
+}
 
 /* Forgets who freed the frames of `mask`. */
 static void forget_last(struct heap *h, uint64_t base, uint64_t mask)
@@ -38,6 +53,7 @@ static void scrub_word(struct heap *h, uint64_t first, uint64_t mask)
 
         n = rest ? (unsigned)__builtin_ctzll(rest) : 64 - lo;
         memset(arena_ptr(h->arena, mfn(base + lo)), 0, (uint64_t)n << FRAME_SHIFT);
+        atomic_fetch_add_explicit(&h->scrubbed, n, memory_order_relaxed);
         mask &= lo + n == 64 ? 0 : ~UINT64_C(0) << (lo + n);
     }
 }
@@ -52,50 +68,99 @@ void heap_scrub_small(struct heap *h, uint64_t first, const struct ft_dirty *d)
     }
 }
 
-/* One 2 MiB group of a claimed block. */
-static uint64_t scrub_group(struct heap *h, uint64_t first, bool punched)
+/* ---- blocks that the caller holds */
+
+static void count_zeroed(struct heap *h, uint64_t n, bool punched)
 {
-    _Atomic uint32_t *g = &h->ft.group[first >> GROUP_ORDER];
-    uint32_t n = atomic_load_explicit(g, memory_order_relaxed) >> 16;
-
-    if (!n)
-        return 0;
-    for (unsigned i = 0; i < GROUP_WORDS; i++) {
-        _Atomic uint64_t *w = &h->ft.dirty[(first >> 6) + i];
-        uint64_t mask = atomic_exchange_explicit(w, 0, memory_order_relaxed);
-
-        if (punched)
-            forget_last(h, first + 64u * i, mask);
-        else
-            scrub_word(h, first + 64u * i, mask);
-    }
-    atomic_fetch_sub_explicit(g, GROUP_DIRTY(n), memory_order_relaxed);
-    return n;
+    atomic_fetch_add_explicit(punched ? &h->punched : &h->scrubbed, n, memory_order_relaxed);
 }
 
-static uint64_t dirty_in(struct heap *h, uint64_t first, uint64_t groups)
+/* Gives a range back to the host, which makes it read as zero; false when that is not to be had. */
+static bool punch(struct heap *h, uint64_t first, uint64_t n)
+{
+    if (!h->env->punch || h->env->punch(h->env->arg, first << FRAME_SHIFT, n << FRAME_SHIFT))
+        return false;
+    count_zeroed(h, n, true);
+    return true;
+}
+
+void heap_scrub_frames(struct heap *h, uint64_t first, uint64_t n)
+{
+    if (n >= PUNCH_MIN_FRAMES && punch(h, first, n))
+        return;
+    memset(arena_ptr(h->arena, mfn(first)), 0, n << FRAME_SHIFT);
+    count_zeroed(h, n, false);
+}
+
+uint64_t heap_dirty_large(const struct heap *h, uint64_t first, unsigned order)
 {
     uint64_t n = 0;
 
-    for (uint64_t i = 0; i < groups; i++)
-        n += atomic_load_explicit(&h->ft.group[(first >> GROUP_ORDER) + i], memory_order_relaxed) >>
-             16;
+    for (uint64_t m = first; m < first + ft_frames(order); m += GROUP_FRAMES) {
+        uint32_t g = ft_group(&h->ft, m);
+
+        if (g & GROUP_ALL_DIRTY)
+            n += GROUP_FRAMES;
+        else if (g & GROUP_DIRTY)
+            for (unsigned i = 0; i < GROUP_FRAMES; i += 8)
+                n += mm_popcount(ft_marks_load(&h->ft, m + i) & MARKS(MARK_DIRTY));
+    }
     return n;
 }
 
-uint64_t heap_scrub_large(struct heap *h, uint64_t first, unsigned order)
+/* One 2 MiB group. `zero`: it reads as zero already, or may stay as it is. */
+static void clean_group(struct heap *h, uint64_t first, bool zero)
 {
-    uint64_t groups = ft_frames(order - GROUP_ORDER), n = dirty_in(h, first, groups);
-    bool punched = false;
+    uint32_t g = ft_group(&h->ft, first);
 
-    if (!n)
-        return 0;
-    if (h->env->punch && n >= PUNCH_MIN_FRAMES)
-        punched = h->env->punch(h->env->arg, first << FRAME_SHIFT,
-                                ft_frames(order) << FRAME_SHIFT) == MF_OK;
-    for (uint64_t i = 0; i < groups; i++)
-        scrub_group(h, first + i * GROUP_FRAMES, punched);
-    return n;
+    if (g & GROUP_ALL_DIRTY && !zero)
+        heap_scrub_frames(h, first, GROUP_FRAMES);
+    for (unsigned i = 0; g & GROUP_TOUCHED && i < GROUP_FRAMES; i += 64) {
+        uint64_t mask = 0;
+
+        for (unsigned k = 0; k < 64; k += 8) {
+            uint64_t was = __atomic_fetch_and(ft_marks(&h->ft, first + i + k), ~MARKS(MARK_DIRTY),
+                                              __ATOMIC_ACQ_REL);
+
+            mask |= (uint64_t)ft_pick(was, MARK_DIRTY) << k;
+        }
+        if (zero)
+            forget_last(h, first + i, mask);
+        else if (mask)
+            scrub_word(h, first + i, mask);
+    }
+    frame_word_store(ft_rec(&h->ft, first), 0);
+    ft_group_clear(&h->ft, first, GROUP_ALL_DIRTY | GROUP_DIRTY | GROUP_TOUCHED);
+}
+
+/* The data in the group is `same`'s own and nobody else's. */
+static bool is_own(const struct heap *h, uint64_t first, uint32_t same, uint64_t last)
+{
+    return same != OWNER_NONE && last == same && ft_group(&h->ft, first) & GROUP_ALL_DIRTY;
+}
+
+/* At most PUNCH_STEP frames at a time, so that no step takes long. */
+void heap_scrub_large(struct heap *h, uint64_t first, unsigned order, uint32_t same,
+                      uint64_t head_last)
+{
+    uint64_t end = first + ft_frames(order);
+
+    for (uint64_t m = first, n; m < end; m += n) {
+        uint64_t need = 0;
+        bool punched;
+
+        n = end - m < PUNCH_STEP ? end - m : PUNCH_STEP;
+        for (uint64_t i = m; n >= PUNCH_MIN_FRAMES && i < m + n; i += GROUP_FRAMES)
+            need += heap_dirty_large(h, i, GROUP_ORDER);
+        if (is_own(h, m, same, m == first ? head_last : frame_word_load(ft_rec(&h->ft, m))))
+            need = 0; /* the same for the rest of the block most likely */
+        punched = need >= PUNCH_MIN_FRAMES && punch(h, m, n);
+        for (uint64_t i = m; i < m + n; i += GROUP_FRAMES) {
+            uint64_t last = i == first ? head_last : frame_word_load(ft_rec(&h->ft, i));
+
+            clean_group(h, i, punched || is_own(h, i, same, last));
+        }
+    }
 }
 
 void heap_scrub_wait(struct heap *h, uint64_t first, uint64_t n)
@@ -108,34 +173,55 @@ void heap_scrub_wait(struct heap *h, uint64_t first, uint64_t n)
 
 /* ---- in the background */
 
-/* Says where the scrub works and gives the dirty free frames there. With any slot's lock held. */
+/* All slots locked. Says where the scrub works and gives the dirty free frames there. */
 static uint64_t window_open(struct heap *h, uint64_t base)
 {
     atomic_store(&h->scrub_lo, base);
     atomic_store(&h->scrub_hi, base + 64);
-    return atomic_load(&h->ft.dirty[base >> 6]) & ~ft_used_word(&h->ft, base);
+    if (ft_group(&h->ft, base) & GROUP_WHOLE)
+        return 0;
+    ft_expand(&h->ft, base, false);
+    return ft_dirty_word(&h->ft, base) & ~ft_used_word(&h->ft, base);
+}
+
+/*
+ * All slots locked. Takes the marks off those frames that still are free; an allocation that came
+ * meanwhile has taken its frames' marks itself and waits for the window to close.
+ */
+static uint64_t window_close(struct heap *h, uint64_t base, uint64_t mask)
+{
+    uint64_t n = 0;
+
+    if (!(ft_group(&h->ft, base) & GROUP_WHOLE)) {
+        for (uint64_t left = mask; left; left &= left - 1) {
+            uint64_t m = base + (unsigned)__builtin_ctzll(left);
+
+            if (ft_mark(&h->ft, m) != MARK_DIRTY)
+                continue;
+            ft_mark_store(&h->ft, m, 0);
+            n++;
+        }
+        if (!ft_group_any(&h->ft, base, MARK_DIRTY))
+            ft_group_clear(&h->ft, base, GROUP_DIRTY);
+    }
+    atomic_store(&h->scrub_hi, 0);
+    h->slot[0].dirty -= (int64_t)n;
+    h->slot[0].changes += n;
+    return n;
 }
 
 static uint64_t scrub_at_word(struct heap *h, uint64_t base)
 {
-    struct heap_slot *s;
     uint64_t mask, n;
-    bool shared;
 
-    s = heap_enter(h, 0, &shared);
+    heap_lock_all(h);
     mask = window_open(h, base);
-    heap_leave(s);
-    scrub_word(h, base, mask);
-    n = mm_popcount(mask);
-    s = heap_enter(h, 0, &shared);
-    if (mask) {
-        ft_andn(&h->ft.dirty[base >> 6], mask, shared);
-        ft_add(&h->ft.group[base >> GROUP_ORDER], 0u - GROUP_DIRTY((uint32_t)n), shared);
-        s->dirty -= (int64_t)n;
-        s->changes++;
-    }
-    atomic_store(&h->scrub_hi, 0);
-    heap_leave(s);
+    heap_unlock_all(h);
+    if (mask)
+        scrub_word(h, base, mask);
+    heap_lock_all(h);
+    n = window_close(h, base, mask);
+    heap_unlock_all(h);
     return n;
 }
 
@@ -154,9 +240,9 @@ static int64_t count_dirty(struct heap *h)
 static uint64_t next_dirty_group(struct heap *h, uint64_t g)
 {
     for (; g < h->ft.groups; g++) {
-        uint32_t w = atomic_load_explicit(&h->ft.group[g], memory_order_relaxed);
+        uint32_t w = ft_group(&h->ft, g << GROUP_ORDER);
 
-        if (w >= GROUP_DIRTY(1u) && !(w & GROUP_WHOLE))
+        if (w & (GROUP_DIRTY | GROUP_ALL_DIRTY) && !(w & GROUP_WHOLE))
             break;
     }
     return g;
@@ -167,7 +253,8 @@ enum mf_status heap_scrub_step(struct heap *h, uint64_t budget)
     uint64_t done = 0, at, start;
     bool wrapped = false;
 
-    if (!count_dirty(h))
+    if (atomic_load_explicit(&h->scrub, memory_order_relaxed) == HEAP_SCRUB_ALLOC ||
+        !count_dirty(h))
         return MF_OK;
     if (!mm_lock_try(&h->scrub_lock))
         return MF_AGAIN;
@@ -184,7 +271,9 @@ enum mf_status heap_scrub_step(struct heap *h, uint64_t budget)
             at = 0;
             continue;
         }
-        if (atomic_load_explicit(&h->ft.dirty[at >> 6], memory_order_relaxed))
+        /* The last word of a group also for its hint's sake, which is taken off where it is wrong.
+         */
+        if (ft_dirty_word(&h->ft, at) || (at & (GROUP_FRAMES - 1)) == GROUP_FRAMES - 64)
             done += scrub_at_word(h, at);
         at = (at & ~UINT64_C(63)) + 64;
     }

@@ -1,5 +1,5 @@
 /*
- * Blocks in use cut into parts, and parts joined: only records and bitmaps change, the allocator
+ * Blocks in use cut into parts, and parts joined: only records and marks change, the allocator
  * hears of it when parts are freed.
  */
 #include "hv/mm/heap_impl.h"
@@ -24,19 +24,23 @@ static enum mf_status check_block(struct heap *h, uint64_t m, unsigned order, ui
     return head->f.order == order ? MF_OK : MF_E_WRONG_ORDER;
 }
 
-/* A group that belonged to one block is kept by bits from here on, all of them set; or reverse. */
-static void group_to_bits(struct heap *h, uint64_t first)
+void heap_group_to_marks(struct heap *h, uint64_t first)
 {
-    for (unsigned i = 0; i < GROUP_WORDS; i++)
-        atomic_store(&h->ft.used[(first >> 6) + i], ~UINT64_C(0));
-    atomic_fetch_add(&h->ft.group[first >> GROUP_ORDER], GROUP_FRAMES - GROUP_WHOLE);
+    ft_group_set(&h->ft, first, GROUP_TOUCHED);
+    for (unsigned i = 0; i < GROUP_FRAMES; i += 8) {
+        mark_word *w = ft_marks(&h->ft, first + i);
+        uint64_t leaving = __atomic_load_n(w, __ATOMIC_RELAXED) & MARKS(MARK_LEAVING);
+
+        __atomic_store_n(w, leaving | MARKS(MARK_USED), __ATOMIC_RELEASE);
+    }
+    ft_group_clear(&h->ft, first, GROUP_WHOLE);
 }
 
-static void group_to_whole(struct heap *h, uint64_t first)
+void heap_group_to_whole(struct heap *h, uint64_t first)
 {
-    atomic_fetch_add(&h->ft.group[first >> GROUP_ORDER], GROUP_WHOLE - GROUP_FRAMES);
-    for (unsigned i = 0; i < GROUP_WORDS; i++)
-        atomic_store(&h->ft.used[(first >> 6) + i], 0);
+    ft_group_set(&h->ft, first, GROUP_WHOLE);
+    for (unsigned i = 0; i < GROUP_FRAMES; i += 8)
+        __atomic_fetch_and(ft_marks(&h->ft, first + i), MARKS(MARK_LEAVING), __ATOMIC_ACQ_REL);
 }
 
 static void set_part(struct heap *h, uint64_t m, union frame_head head)
@@ -60,7 +64,7 @@ enum mf_status heap_split(struct heap *h, unsigned cpu, mfn_t m, unsigned order,
     if (st == MF_OK) {
         if (order >= GROUP_ORDER && to < GROUP_ORDER)
             for (uint64_t i = 0; i < ft_frames(order); i += GROUP_FRAMES)
-                group_to_bits(h, m.v + i);
+                heap_group_to_marks(h, m.v + i);
         head.f.order = (uint8_t)to;
         for (uint64_t i = 0; i < ft_frames(order); i += ft_frames(to))
             set_part(h, m.v + i, head);
@@ -92,7 +96,7 @@ enum mf_status heap_join(struct heap *h, unsigned cpu, mfn_t m, unsigned order, 
             set_part(h, m.v + i, (union frame_head){0});
         if (order >= GROUP_ORDER && to < GROUP_ORDER)
             for (uint64_t i = 0; i < ft_frames(order); i += GROUP_FRAMES)
-                group_to_whole(h, m.v + i);
+                heap_group_to_whole(h, m.v + i);
         first.f.order = (uint8_t)order;
         set_part(h, m.v, first);
         s->changes++;

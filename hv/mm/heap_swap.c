@@ -1,6 +1,7 @@
 /*
- * Selecting an allocator is a transaction: reserve everything, freeze, let the old one list its
- * free frames straight into the new one, compare with the frame table, switch or roll back.
+ * Selecting an allocator is a transaction: reserve everything, fill the new one with what is free
+ * by the frame table while the heap goes on, freeze, compare what the old one lists with the table,
+ * bring the new one up to date, compare the totals, switch or roll back.
  */
 #include <string.h>
 
@@ -34,12 +35,9 @@ void heap_listing_fini(struct heap_listing *l)
 
 static void listing_group(struct heap_listing *l, uint64_t g)
 {
-    uint32_t word = atomic_load_explicit(&l->h->ft.group[g], memory_order_relaxed);
-
-    if (word & GROUP_WHOLE)
-        l->in_use += GROUP_FRAMES;
-    else
-        l->in_use += word & GROUP_USED;
+    if (!ft_group_free(&l->h->ft, g << GROUP_ORDER))
+        for (unsigned i = 0; i < GROUP_FRAMES; i += 64)
+            l->in_use += mm_popcount(ft_used_word(&l->h->ft, (g << GROUP_ORDER) + i));
     if (l->seen_group[g])
         l->twice += GROUP_FRAMES;
     l->seen_group[g] = 2;
@@ -84,9 +82,7 @@ static bool listing_range(void *arg, uint64_t first, uint64_t n)
         at += take;
         left -= take;
     }
-    if (l->to && !l->in_use && !l->twice)
-        l->to_status = l->to->ops->add(&l->to->env, first, n);
-    return !l->to || (!l->in_use && !l->twice && l->to_status == MF_PL_OK);
+    return !l->in_use && !l->twice;
 }
 
 void heap_listing_run(struct heap_listing *l, const struct heap_allocator *from)
@@ -96,12 +92,118 @@ void heap_listing_run(struct heap_listing *l, const struct heap_allocator *from)
     from->ops->list(&from->env, listing_range, l);
 }
 
+/* ---- free frames by the table */
+
+/* Hands runs of frames to one of an allocator's operations. */
+struct runs {
+    const struct heap_allocator *a;
+    int (*op)(const struct mf_alloc_env *env, uint64_t first, uint64_t n);
+    uint64_t first, n; /* the run being put together */
+    uint64_t count;
+    int status; /* the first that is not MF_PL_OK; then nothing more is handed over */
+};
+
+static void runs_flush(struct runs *r)
+{
+    if (r->n && r->status == MF_PL_OK) {
+        r->status = r->op(&r->a->env, r->first, r->n);
+        r->count++;
+    }
+    r->n = 0;
+}
+
+static void runs_add(struct runs *r, uint64_t first, uint64_t n)
+{
+    if (r->n && r->first + r->n == first) {
+        r->n += n;
+        return;
+    }
+    runs_flush(r);
+    r->first = first;
+    r->n = n;
+}
+
+static void runs_word(struct runs *r, uint64_t base, uint64_t mask)
+{
+    while (mask) {
+        unsigned at = (unsigned)__builtin_ctzll(mask), n;
+        uint64_t rest = ~(mask >> at);
+
+        n = rest ? (unsigned)__builtin_ctzll(rest) : 64 - at;
+        runs_add(r, base + at, n);
+        mask &= at + n >= 64 ? 0 : ~UINT64_C(0) << (at + n);
+    }
+}
+
+/*
+ * What the new allocator was given while the heap went on: all that was free when it was looked
+ * at. With the heap frozen only the difference is left to do.
+ */
+struct given {
+    uint64_t *frame; /* bit per frame, for groups given in part */
+    uint8_t *group;  /* 1: given in part, 2: given whole */
+    uint64_t bytes;
+};
+
+/* Free frames of the 64 at `base`; none beyond the table's end. */
+static uint64_t free_word(const struct heap *h, uint64_t base)
+{
+    uint64_t left = h->ft.frames > base ? h->ft.frames - base : 0;
+    uint64_t have = left >= 64 ? ~UINT64_C(0) : (UINT64_C(1) << left) - 1;
+
+    return have & ~ft_used_word(&h->ft, base);
+}
+
+static bool group_is_whole_and_free(const struct heap *h, uint64_t g)
+{
+    return ((g + 1) << GROUP_ORDER) <= h->ft.frames && ft_group_free(&h->ft, g << GROUP_ORDER);
+}
+
+/* Gives one group's free frames and notes them where `v` is not NULL. */
+static void give_group(const struct heap *h, uint64_t g, struct runs *add, struct given *v)
+{
+    if (group_is_whole_and_free(h, g)) {
+        if (v)
+            v->group[g] = 2;
+        runs_add(add, g << GROUP_ORDER, GROUP_FRAMES);
+        return;
+    }
+    if (ft_group(&h->ft, g << GROUP_ORDER) & GROUP_WHOLE)
+        return;
+    for (uint64_t base = g << GROUP_ORDER; base < (g + 1) << GROUP_ORDER; base += 64) {
+        uint64_t mask = free_word(h, base);
+
+        if (mask && v) {
+            v->group[g] = 1;
+            v->frame[base >> 6] = mask;
+        }
+        runs_word(add, base, mask);
+    }
+}
+
+/* Heap frozen: what of one group has changed hands since it was given. */
+static void correct_group(const struct heap *h, uint64_t g, struct runs *add, struct runs *take,
+                          const struct given *v)
+{
+    if (v->group[g] == 2 ? group_is_whole_and_free(h, g)
+                         : !v->group[g] && ft_group(&h->ft, g << GROUP_ORDER) & GROUP_WHOLE)
+        return;
+    for (uint64_t base = g << GROUP_ORDER; base < (g + 1) << GROUP_ORDER; base += 64) {
+        uint64_t had = v->group[g] == 2 ? ~UINT64_C(0) : v->group[g] ? v->frame[base >> 6] : 0;
+        uint64_t now = free_word(h, base);
+
+        runs_word(take, base, had & ~now);
+        runs_word(add, base, now & ~had);
+    }
+}
+
 /* ---- the transaction */
 
 struct swap {
     struct heap *h;
     struct heap_allocator new, old;
     struct heap_listing list;
+    struct given given;
     const char *why;
     uint64_t free_frames, ranges;
 };
@@ -112,16 +214,12 @@ static enum mf_status fail(struct swap *s, enum mf_status st, const char *why)
     return st;
 }
 
-/* `size` covers `member`: the ops of a plugin are long enough to have it. */
-#define OPS_HAS(ops, member)                                                                       \
-    ((ops)->size >= offsetof(struct mf_allocator_ops, member) + sizeof((ops)->member))
-
 static enum mf_status check_ops(struct swap *s, const char *name,
                                 const struct mf_allocator_ops *ops)
 {
     if (!name || !name[0] || memchr(name, '\0', MF_NAME_MAX) == NULL)
         return fail(s, MF_E_NAME, "the allocator has no proper name");
-    if (!ops || !OPS_HAS(ops, fini))
+    if (!ops || !HEAP_OPS_HAS(ops, fini))
         return fail(s, MF_E_PLUGIN, "the operations table is too short");
     if (!ops->meta_size || !ops->init || !ops->add || !ops->alloc || !ops->free || !ops->list ||
         !ops->stats || !ops->fini)
@@ -159,29 +257,88 @@ static uint64_t free_frames_of(const struct heap_allocator *a)
     return st.free_frames;
 }
 
-/* Fills the new allocator from the old one; all slots are locked. */
-static enum mf_status take_over(struct swap *s)
+static enum mf_status given_init(struct swap *s)
+{
+    uint64_t bits = s->h->ft.groups * (GROUP_FRAMES / 8);
+
+    s->given.bytes = bits + s->h->ft.groups;
+    s->given.frame = s->h->env->reserve(s->h->env->arg, s->given.bytes);
+    if (!s->given.frame)
+        return fail(s, MF_E_NO_MEMORY, "no memory to note the free frames in");
+    s->given.group = (uint8_t *)s->given.frame + bits;
+    return MF_OK;
+}
+
+static void given_fini(struct swap *s)
+{
+    if (s->given.frame)
+        s->h->env->release(s->h->env->arg, s->given.frame, s->given.bytes);
+}
+
+/* Gives the new allocator what is free by the table, with or without the heap frozen. */
+static enum mf_status fill_new(struct swap *s, struct given *v)
+{
+    struct runs add = {.a = &s->new, .op = s->new.ops->add};
+
+    for (uint64_t g = 0; g < s->h->ft.groups && add.status == MF_PL_OK; g++)
+        give_group(s->h, g, &add, v);
+    runs_flush(&add);
+    s->ranges += add.count;
+    return add.status == MF_PL_OK ? MF_OK
+                                  : fail(s, MF_E_PLUGIN, "the new allocator refuses free frames");
+}
+
+/* All slots are locked. */
+static enum mf_status correct_new(struct swap *s)
+{
+    struct runs add = {.a = &s->new, .op = s->new.ops->add};
+    struct runs take = {.a = &s->new, .op = heap_ops_take(s->new.ops)};
+
+    if (s->new.ops->drain)
+        s->new.ops->drain(&s->new.env);
+    for (uint64_t g = 0; g < s->h->ft.groups; g++)
+        correct_group(s->h, g, &add, &take, &s->given);
+    runs_flush(&take);
+    runs_flush(&add);
+    s->ranges += add.count + take.count;
+    if (add.status != MF_PL_OK || take.status != MF_PL_OK)
+        return fail(s, MF_E_PLUGIN, "the new allocator refuses to follow what changed meanwhile");
+    return MF_OK;
+}
+
+static enum mf_status check_total(struct swap *s)
+{
+    s->free_frames = s->h->ft.frames - heap_count_used(s->h);
+    if (free_frames_of(&s->new) != s->free_frames)
+        return fail(s, MF_E_PLUGIN, "the new allocator lost frames on the way");
+    return MF_OK;
+}
+
+/* Does the old one still know what it should? All slots are locked. */
+static enum mf_status check_old(struct swap *s)
 {
     struct heap_listing *l = &s->list;
-    uint64_t want = s->h->ft.frames - heap_count_used(s->h);
 
-    l->to = &s->new;
     heap_listing_run(l, &s->h->alloc);
-    s->free_frames = l->frames;
-    s->ranges = l->ranges;
     if (l->outside)
         return fail(s, MF_E_PLUGIN, "the old allocator lists frames outside the arena");
     if (l->in_use)
         return fail(s, MF_E_PLUGIN, "the old allocator lists frames that are in use");
     if (l->twice)
         return fail(s, MF_E_PLUGIN, "the old allocator lists a frame twice");
-    if (l->to_status != MF_PL_OK)
-        return fail(s, MF_E_PLUGIN, "the new allocator refuses free frames");
-    if (l->frames != want)
+    if (l->frames != s->h->ft.frames - heap_count_used(s->h))
         return fail(s, MF_E_PLUGIN, "the old allocator does not list every free frame");
-    if (free_frames_of(&s->new) != want)
-        return fail(s, MF_E_PLUGIN, "the new allocator lost frames on the way");
     return MF_OK;
+}
+
+/* With the heap frozen: verify, bring the new one up to date, compare. */
+static enum mf_status take_over(struct swap *s, bool filled)
+{
+    enum mf_status st = check_old(s);
+
+    if (st == MF_OK)
+        st = filled ? correct_new(s) : fill_new(s, NULL);
+    return st == MF_OK ? check_total(s) : st;
 }
 
 /* The first allocator gets all frames. */
@@ -218,28 +375,49 @@ static void release_allocator(struct heap *h, struct heap_allocator *a)
     memset(a, 0, sizeof *a);
 }
 
-static enum mf_status swap_run(struct swap *s, uint64_t *pause_ns)
+/* The first allocator of the heap; the time is its init and add. */
+static enum mf_status first_run(struct swap *s, uint64_t *init_ns)
 {
     struct heap *h = s->h;
     uint64_t t0 = h->env->now_ns(h->env->arg);
-    bool first = !h->alloc.ops;
-    enum mf_status st = MF_OK;
+    enum mf_status st;
 
     if (s->new.ops->init(&s->new.env) != MF_PL_OK)
         return fail(s, MF_E_PLUGIN, "the allocator does not start");
-    if (first)
-        st = take_all(s);
-    else
-        t0 = h->env->now_ns(h->env->arg);
+    st = take_all(s);
+    if (st != MF_OK)
+        return st;
     heap_lock_all(h);
-    if (!first)
-        st = take_over(s);
+    switch_to_new(s);
+    *init_ns = h->env->now_ns(h->env->arg) - t0;
+    h->init_ns = *init_ns;
+    heap_unlock_all(h);
+    return MF_OK;
+}
+
+/*
+ * The new one is filled while the heap goes on, if it can let go again what was allocated
+ * meanwhile. Otherwise, and for the difference, the heap stands still.
+ */
+static enum mf_status swap_run(struct swap *s, uint64_t *pause_ns)
+{
+    bool filled = heap_ops_take(s->new.ops) != NULL;
+    struct heap *h = s->h;
+    enum mf_status st;
+    uint64_t t0;
+
+    if (s->new.ops->init(&s->new.env) != MF_PL_OK)
+        return fail(s, MF_E_PLUGIN, "the allocator does not start");
+    st = filled ? fill_new(s, &s->given) : MF_OK;
+    if (st != MF_OK)
+        return st;
+    t0 = h->env->now_ns(h->env->arg);
+    heap_lock_all(h);
+    st = take_over(s, filled);
     if (st == MF_OK)
         switch_to_new(s);
     *pause_ns = h->env->now_ns(h->env->arg) - t0;
-    if (st == MF_OK && first)
-        h->init_ns = *pause_ns;
-    if (st == MF_OK && !first) {
+    if (st == MF_OK) {
         h->swaps++;
         h->swap_pause_ns = *pause_ns;
     }
@@ -264,7 +442,14 @@ static enum mf_status swap_all(struct swap *s, const char *name, const struct mf
         goto drop_new;
     }
     s->new.ops = ops;
-    st = swap_run(s, pause_ns);
+    if (s->h->alloc.ops) {
+        st = given_init(s);
+        if (st == MF_OK)
+            st = swap_run(s, pause_ns);
+    } else {
+        st = first_run(s, pause_ns);
+    }
+    given_fini(s);
     heap_listing_fini(&s->list);
     if (st == MF_OK) {
         release_allocator(s->h, &s->old);
@@ -299,6 +484,38 @@ enum mf_status heap_select(struct heap *h, const char *name, const struct mf_all
         memcpy(report->from, from, sizeof from);
         strncpy(report->to, name, sizeof report->to - 1);
     }
+    return st;
+}
+
+enum mf_status heap_restart(struct heap *h, void (*change)(struct heap *h, void *arg),
+                            void (*undo)(struct heap *h, void *arg), void *arg)
+{
+    const struct mf_allocator_ops *ops;
+    struct swap s = {.h = h};
+    enum mf_status st;
+
+    if (atomic_exchange(&h->busy, true))
+        return MF_E_BUSY;
+    ops = h->alloc.ops;
+    st = ops ? start_new(&s, h->alloc.name, ops) : MF_E_NO_ALLOCATOR;
+    if (st == MF_OK) {
+        s.new.ops = ops;
+        st = ops->init(&s.new.env) == MF_PL_OK ? MF_OK : MF_E_PLUGIN;
+    }
+    if (st == MF_OK) {
+        heap_lock_all(h);
+        change(h, arg);
+        st = fill_new(&s, NULL);
+        if (st == MF_OK)
+            st = check_total(&s);
+        if (st == MF_OK)
+            switch_to_new(&s);
+        else
+            undo(h, arg);
+        heap_unlock_all(h);
+    }
+    release_allocator(h, st == MF_OK ? &s.old : &s.new);
+    atomic_store(&h->busy, false);
     return st;
 }
 
