@@ -27,4 +27,5 @@ void cpu_state_reset(struct cpu_state *s)
     s->fx[1] = 0x03;
     s->fx[24] = 0x80;
     s->fx[25] = 0x1f;
+    s->fx[28] = s->fx[29] = 0xff; /* bits of MXCSR that exist */
 }

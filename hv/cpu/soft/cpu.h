@@ -16,6 +16,7 @@
 #define MAYFLY_CPU_SOFT_CPU_H
 
 #include "hv/cpu/engine.h"
+#include "hv/cpu/soft/fp_host.h"
 
 #define likely(x)   __builtin_expect(!!(x), 1)
 #define unlikely(x) __builtin_expect(!!(x), 0)
@@ -129,7 +130,7 @@ struct cpu {
     uint64_t decodes, tlb_misses, faults; /* of this run */
 
     _Atomic uint32_t code_told; /* page_written was called: compare cached code with memory */
-    uint8_t fx[512];
+    struct fp_state fp;         /* always with TOP-relative registers, as FXSAVE64 */
 
     /* From here on: kept when the vCPU waits in the pool. What the caches hold is told from what is
      * valid by the generations, which never go back. */
@@ -184,7 +185,9 @@ struct cpu {
 #define CR4_PAE  0x20u
 #define CR4_PGE  0x80u
 #define CR4_PCE  0x100u
-#define CR4_BITS (CR4_TSD | CR4_DE | CR4_PSE | CR4_PAE | CR4_PGE | CR4_PCE)
+#define CR4_FXSR 0x200u /* OSFXSR: SSE may be used */
+#define CR4_XMM  0x400u /* OSXMMEXCPT: #XM, not #UD */
+#define CR4_BITS (CR4_TSD | CR4_DE | CR4_PSE | CR4_PAE | CR4_PGE | CR4_PCE | CR4_FXSR | CR4_XMM)
 
 #define EFER_SCE  0x1u
 #define EFER_LME  0x100u
@@ -209,6 +212,7 @@ enum {
     VEC_PF = 14,
     VEC_MF = 16,
     VEC_AC = 17,
+    VEC_XM = 19,
 };
 
 static inline bool cpu_long(const struct cpu *c)

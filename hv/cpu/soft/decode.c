@@ -1,242 +1,9 @@
 #include "hv/cpu/soft/decode.h"
 
-#include <Zydis/Zydis.h>
 #include <pthread.h>
 #include <string.h>
 
-#include "hv/cpu/soft/exec.h"
-
-/* How the operands of a mnemonic become those of an op. */
-enum how {
-    HOW_NONE, /* not in the table: not offered */
-    HOW_PLAIN,
-    HOW_ALU,    /* destination, source: all forms */
-    HOW_MOV,    /* the same, and segment, control and debug registers */
-    HOW_RM,     /* one register or memory operand */
-    HOW_RM_REG, /* destination r/m, source register or immediate */
-    HOW_REG_RM, /* destination register, source r/m, maybe an immediate */
-    HOW_SHIFT,  /* r/m by immediate or CL */
-    HOW_SHIFT2, /* r/m, register, by immediate or CL */
-    HOW_IMUL,
-    HOW_STACK,  /* PUSH, POP */
-    HOW_BRANCH, /* relative, near or far */
-    HOW_IMM,    /* one immediate, or none */
-    HOW_ENTER,
-    HOW_PORT,
-    HOW_STRING,
-    HOW_XLAT,
-    HOW_FARPTR,
-};
-
-struct rule {
-    op_fn fn;
-    uint8_t how, sub;
-    uint8_t size; /* 0: the instruction's operand width */
-    uint8_t end;  /* straight code stops here */
-};
-
-#define M(name) [ZYDIS_MNEMONIC_##name]
-#define CC(suffix, cc)                                                                             \
-    M(J##suffix) = {exec_jcc, HOW_BRANCH, cc, 0, 0},                                               \
-    M(SET##suffix) = {exec_setcc, HOW_RM, cc, 1, 0},                                               \
-    M(CMOV##suffix) = {exec_cmov, HOW_REG_RM, cc, 0, 0}
-
-static const struct rule rules[ZYDIS_MNEMONIC_MAX_VALUE + 1] = {
-    M(ADD) = {NULL, HOW_ALU, ALU_ADD, 0, 0},
-    M(OR) = {NULL, HOW_ALU, ALU_OR, 0, 0},
-    M(ADC) = {NULL, HOW_ALU, ALU_ADC, 0, 0},
-    M(SBB) = {NULL, HOW_ALU, ALU_SBB, 0, 0},
-    M(AND) = {NULL, HOW_ALU, ALU_AND, 0, 0},
-    M(SUB) = {NULL, HOW_ALU, ALU_SUB, 0, 0},
-    M(XOR) = {NULL, HOW_ALU, ALU_XOR, 0, 0},
-    M(CMP) = {NULL, HOW_ALU, ALU_CMP, 0, 0},
-    M(TEST) = {NULL, HOW_ALU, ALU_TEST, 0, 0},
-    M(MOV) = {NULL, HOW_MOV, 0, 0, 0},
-    M(INC) = {exec_inc_dec, HOW_RM, 0, 0, 0},
-    M(DEC) = {exec_inc_dec, HOW_RM, 1, 0, 0},
-    M(NEG) = {exec_neg, HOW_RM, 0, 0, 0},
-    M(NOT) = {exec_not, HOW_RM, 0, 0, 0},
-    M(MUL) = {exec_mul, HOW_RM, 0, 0, 0},
-    M(IMUL) = {exec_imul, HOW_IMUL, 0, 0, 0},
-    M(DIV) = {exec_div, HOW_RM, 0, 0, 0},
-    M(IDIV) = {exec_idiv, HOW_RM, 0, 0, 0},
-    M(ROL) = {exec_shift, HOW_SHIFT, SHIFT_ROL, 0, 0},
-    M(ROR) = {exec_shift, HOW_SHIFT, SHIFT_ROR, 0, 0},
-    M(RCL) = {exec_shift, HOW_SHIFT, SHIFT_RCL, 0, 0},
-    M(RCR) = {exec_shift, HOW_SHIFT, SHIFT_RCR, 0, 0},
-    M(SHL) = {exec_shift, HOW_SHIFT, SHIFT_SHL, 0, 0},
-    M(SHR) = {exec_shift, HOW_SHIFT, SHIFT_SHR, 0, 0},
-    M(SAR) = {exec_shift, HOW_SHIFT, SHIFT_SAR, 0, 0},
-    M(SHLD) = {exec_shift_double, HOW_SHIFT2, SHIFT_SHL, 0, 0},
-    M(SHRD) = {exec_shift_double, HOW_SHIFT2, SHIFT_SHR, 0, 0},
-    M(BT) = {exec_bt, HOW_RM_REG, BIT_TEST, 0, 0},
-    M(BTS) = {exec_bt, HOW_RM_REG, BIT_SET, 0, 0},
-    M(BTR) = {exec_bt, HOW_RM_REG, BIT_RESET, 0, 0},
-    M(BTC) = {exec_bt, HOW_RM_REG, BIT_COMPLEMENT, 0, 0},
-    M(BSF) = {exec_bit_scan, HOW_REG_RM, 0, 0, 0},
-    M(BSR) = {exec_bit_scan, HOW_REG_RM, 1, 0, 0},
-    M(XCHG) = {exec_xchg, HOW_RM_REG, 0, 0, 0},
-    M(XADD) = {exec_xadd, HOW_RM_REG, 0, 0, 0},
-    M(CMPXCHG) = {exec_cmpxchg, HOW_RM_REG, 0, 0, 0},
-    M(CMPXCHG8B) = {exec_cmpxchg_pair, HOW_RM, 0, 4, 0},
-    M(CMPXCHG16B) = {exec_cmpxchg_pair, HOW_RM, 0, 8, 0},
-    M(DAA) = {exec_decimal, HOW_PLAIN, 0, 0, 0},
-    M(DAS) = {exec_decimal, HOW_PLAIN, 1, 0, 0},
-    M(AAA) = {exec_ascii, HOW_PLAIN, 0, 0, 0},
-    M(AAS) = {exec_ascii, HOW_PLAIN, 1, 0, 0},
-    M(AAM) = {exec_aam, HOW_IMM, 0, 0, 0},
-    M(AAD) = {exec_aad, HOW_IMM, 0, 0, 0},
-
-    M(MOVZX) = {exec_movx, HOW_REG_RM, 0, 0, 0},
-    M(MOVSX) = {exec_movx, HOW_REG_RM, 1, 0, 0},
-    M(MOVSXD) = {exec_movx, HOW_REG_RM, 1, 0, 0},
-    M(LEA) = {exec_lea, HOW_REG_RM, 0, 0, 0},
-    M(BSWAP) = {exec_bswap, HOW_RM, 0, 0, 0},
-    M(CBW) = {exec_widen, HOW_PLAIN, 0, 2, 0},
-    M(CWDE) = {exec_widen, HOW_PLAIN, 0, 4, 0},
-    M(CDQE) = {exec_widen, HOW_PLAIN, 0, 8, 0},
-    M(CWD) = {exec_widen_pair, HOW_PLAIN, 0, 2, 0},
-    M(CDQ) = {exec_widen_pair, HOW_PLAIN, 0, 4, 0},
-    M(CQO) = {exec_widen_pair, HOW_PLAIN, 0, 8, 0},
-    M(PUSH) = {exec_push, HOW_STACK, 0, 0, 0},
-    M(POP) = {exec_pop, HOW_STACK, 1, 0, 0},
-    M(PUSHA) = {exec_pusha, HOW_PLAIN, 0, 2, 0},
-    M(PUSHAD) = {exec_pusha, HOW_PLAIN, 0, 4, 0},
-    M(POPA) = {exec_popa, HOW_PLAIN, 0, 2, 0},
-    M(POPAD) = {exec_popa, HOW_PLAIN, 0, 4, 0},
-    M(PUSHF) = {exec_pushf, HOW_PLAIN, 0, 2, 0},
-    M(PUSHFD) = {exec_pushf, HOW_PLAIN, 0, 4, 0},
-    M(PUSHFQ) = {exec_pushf, HOW_PLAIN, 0, 8, 0},
-    M(POPF) = {exec_popf, HOW_PLAIN, 0, 2, 0},
-    M(POPFD) = {exec_popf, HOW_PLAIN, 0, 4, 0},
-    M(POPFQ) = {exec_popf, HOW_PLAIN, 0, 8, 0},
-    M(ENTER) = {exec_enter, HOW_ENTER, 0, 0, 0},
-    M(LEAVE) = {exec_leave, HOW_PLAIN, 0, 0, 0},
-    M(LAHF) = {exec_lahf, HOW_PLAIN, 0, 0, 0},
-    M(SAHF) = {exec_sahf, HOW_PLAIN, 0, 0, 0},
-    M(CLC) = {exec_flag, HOW_PLAIN, 0, 0, 0},
-    M(STC) = {exec_flag, HOW_PLAIN, 1, 0, 0},
-    M(CMC) = {exec_flag, HOW_PLAIN, 2, 0, 0},
-    M(CLD) = {exec_flag, HOW_PLAIN, 3, 0, 0},
-    M(STD) = {exec_flag, HOW_PLAIN, 4, 0, 0},
-    M(SALC) = {exec_salc, HOW_PLAIN, 0, 0, 0},
-    M(XLAT) = {exec_xlat, HOW_XLAT, 0, 0, 0},
-    M(NOP) = {exec_nop, HOW_PLAIN, 0, 0, 0},
-    M(PAUSE) = {exec_nop, HOW_PLAIN, 0, 0, 0},
-    M(ENDBR32) = {exec_nop, HOW_PLAIN, 0, 0, 0},
-    M(ENDBR64) = {exec_nop, HOW_PLAIN, 0, 0, 0},
-
-    M(MOVSB) = {exec_string, HOW_STRING, STR_MOVS, 1, 0},
-    M(MOVSW) = {exec_string, HOW_STRING, STR_MOVS, 2, 0},
-    M(MOVSD) = {exec_string, HOW_STRING, STR_MOVS, 4, 0},
-    M(MOVSQ) = {exec_string, HOW_STRING, STR_MOVS, 8, 0},
-    M(STOSB) = {exec_string, HOW_STRING, STR_STOS, 1, 0},
-    M(STOSW) = {exec_string, HOW_STRING, STR_STOS, 2, 0},
-    M(STOSD) = {exec_string, HOW_STRING, STR_STOS, 4, 0},
-    M(STOSQ) = {exec_string, HOW_STRING, STR_STOS, 8, 0},
-    M(LODSB) = {exec_string, HOW_STRING, STR_LODS, 1, 0},
-    M(LODSW) = {exec_string, HOW_STRING, STR_LODS, 2, 0},
-    M(LODSD) = {exec_string, HOW_STRING, STR_LODS, 4, 0},
-    M(LODSQ) = {exec_string, HOW_STRING, STR_LODS, 8, 0},
-    M(CMPSB) = {exec_string, HOW_STRING, STR_CMPS, 1, 0},
-    M(CMPSW) = {exec_string, HOW_STRING, STR_CMPS, 2, 0},
-    M(CMPSD) = {exec_string, HOW_STRING, STR_CMPS, 4, 0},
-    M(CMPSQ) = {exec_string, HOW_STRING, STR_CMPS, 8, 0},
-    M(SCASB) = {exec_string, HOW_STRING, STR_SCAS, 1, 0},
-    M(SCASW) = {exec_string, HOW_STRING, STR_SCAS, 2, 0},
-    M(SCASD) = {exec_string, HOW_STRING, STR_SCAS, 4, 0},
-    M(SCASQ) = {exec_string, HOW_STRING, STR_SCAS, 8, 0},
-    M(INSB) = {exec_string, HOW_STRING, STR_INS, 1, 0},
-    M(INSW) = {exec_string, HOW_STRING, STR_INS, 2, 0},
-    M(INSD) = {exec_string, HOW_STRING, STR_INS, 4, 0},
-    M(OUTSB) = {exec_string, HOW_STRING, STR_OUTS, 1, 0},
-    M(OUTSW) = {exec_string, HOW_STRING, STR_OUTS, 2, 0},
-    M(OUTSD) = {exec_string, HOW_STRING, STR_OUTS, 4, 0},
-
-    M(JMP) = {exec_jmp, HOW_BRANCH, 0, 0, 1},
-    M(CALL) = {exec_call, HOW_BRANCH, 1, 0, 1},
-    M(RET) = {exec_ret, HOW_IMM, 0, 0, 1},
-    M(LOOPNE) = {exec_loop, HOW_BRANCH, 0, 0, 0},
-    M(LOOPE) = {exec_loop, HOW_BRANCH, 1, 0, 0},
-    M(LOOP) = {exec_loop, HOW_BRANCH, 2, 0, 0},
-    M(JCXZ) = {exec_loop, HOW_BRANCH, 3, 0, 0},
-    M(JECXZ) = {exec_loop, HOW_BRANCH, 3, 0, 0},
-    M(JRCXZ) = {exec_loop, HOW_BRANCH, 3, 0, 0},
-    M(INT) = {exec_int_n, HOW_IMM, 0, 0, 1},
-    M(INT3) = {exec_int_n, HOW_PLAIN, 3, 0, 1},
-    M(INT1) = {exec_int_n, HOW_PLAIN, 1, 0, 1},
-    M(INTO) = {exec_into, HOW_PLAIN, 0, 0, 0},
-    M(BOUND) = {exec_bound, HOW_REG_RM, 0, 0, 0},
-    M(IRET) = {exec_iret, HOW_PLAIN, 0, 2, 1},
-    M(IRETD) = {exec_iret, HOW_PLAIN, 0, 4, 1},
-    M(IRETQ) = {exec_iret, HOW_PLAIN, 0, 8, 1},
-    M(SYSCALL) = {exec_syscall, HOW_PLAIN, 0, 0, 1},
-    M(SYSRET) = {exec_sysret, HOW_PLAIN, 0, 0, 1},
-    M(SYSENTER) = {exec_sysenter, HOW_PLAIN, 0, 0, 1},
-    M(SYSEXIT) = {exec_sysexit, HOW_PLAIN, 0, 0, 1},
-
-    M(IN) = {exec_in, HOW_PORT, 0, 0, 0},
-    M(OUT) = {exec_out, HOW_PORT, 1, 0, 0},
-    M(HLT) = {exec_hlt, HOW_PLAIN, 0, 0, 1},
-    M(CLI) = {exec_cli, HOW_PLAIN, 0, 0, 0},
-    M(STI) = {exec_sti, HOW_PLAIN, 0, 0, 0},
-    M(CPUID) = {exec_cpuid, HOW_PLAIN, 0, 0, 0},
-    M(RDMSR) = {exec_rdmsr, HOW_PLAIN, 0, 0, 0},
-    M(WRMSR) = {exec_wrmsr, HOW_PLAIN, 0, 0, 0},
-    M(RDTSC) = {exec_rdtsc, HOW_PLAIN, 0, 0, 0},
-    M(RDTSCP) = {exec_rdtsc, HOW_PLAIN, 1, 0, 0},
-    M(RDPMC) = {exec_rdpmc, HOW_PLAIN, 0, 0, 0},
-    M(CLTS) = {exec_clts, HOW_PLAIN, 0, 0, 0},
-    M(LMSW) = {exec_lmsw, HOW_RM, 0, 2, 0},
-    M(SMSW) = {exec_smsw, HOW_RM, 0, 0, 0},
-    M(INVLPG) = {exec_invlpg, HOW_RM, 0, 1, 0},
-    M(WBINVD) = {exec_wbinvd, HOW_PLAIN, 0, 0, 0},
-    M(INVD) = {exec_wbinvd, HOW_PLAIN, 0, 0, 0},
-    M(VMCALL) = {exec_vmcall, HOW_PLAIN, 0, 0, 0},
-    M(VMMCALL) = {exec_vmcall, HOW_PLAIN, 0, 0, 0},
-    M(SWAPGS) = {exec_swapgs, HOW_PLAIN, 0, 0, 0},
-    M(FWAIT) = {exec_fpu, HOW_PLAIN, 1, 0, 0},
-    M(LGDT) = {exec_lgdt, HOW_RM, 0, 0, 0},
-    M(LIDT) = {exec_lgdt, HOW_RM, 1, 0, 0},
-    M(SGDT) = {exec_sgdt, HOW_RM, 0, 0, 0},
-    M(SIDT) = {exec_sgdt, HOW_RM, 1, 0, 0},
-    M(LLDT) = {exec_lldt, HOW_RM, 0, 2, 0},
-    M(LTR) = {exec_lldt, HOW_RM, 1, 2, 0},
-    M(SLDT) = {exec_sldt, HOW_RM, 0, 0, 0},
-    M(STR) = {exec_sldt, HOW_RM, 1, 0, 0},
-    M(VERR) = {exec_verify, HOW_RM, 0, 2, 0},
-    M(VERW) = {exec_verify, HOW_RM, 1, 2, 0},
-    M(LAR) = {exec_lar, HOW_REG_RM, 0, 0, 0},
-    M(LSL) = {exec_lar, HOW_REG_RM, 1, 0, 0},
-    M(ARPL) = {exec_arpl, HOW_RM_REG, 0, 2, 0},
-    M(LDS) = {exec_load_far_ptr, HOW_FARPTR, CPU_DS, 0, 0},
-    M(LES) = {exec_load_far_ptr, HOW_FARPTR, CPU_ES, 0, 0},
-    M(LFS) = {exec_load_far_ptr, HOW_FARPTR, CPU_FS, 0, 0},
-    M(LGS) = {exec_load_far_ptr, HOW_FARPTR, CPU_GS, 0, 0},
-    M(LSS) = {exec_load_far_ptr, HOW_FARPTR, CPU_SS, 0, 0},
-
-    CC(O, 0),
-    CC(NO, 1),
-    CC(B, 2),
-    CC(NB, 3),
-    CC(Z, 4),
-    CC(NZ, 5),
-    CC(BE, 6),
-    CC(NBE, 7),
-    CC(S, 8),
-    CC(NS, 9),
-    CC(P, 10),
-    CC(NP, 11),
-    CC(L, 12),
-    CC(NL, 13),
-    CC(LE, 14),
-    CC(NLE, 15),
-};
-
-struct insn {
-    ZydisDecodedInstruction i;
-    ZydisDecodedOperand o[ZYDIS_MAX_OPERAND_COUNT];
-};
+#include "hv/cpu/soft/decode_impl.h"
 
 /* ---- decoders, one a mode; read only once made */
 
@@ -258,7 +25,7 @@ static void decoders_init(void)
 
 /* ---- operands */
 
-static uint8_t reg_number(ZydisRegister r)
+uint8_t reg_number(ZydisRegister r)
 {
     int id = ZydisRegisterGetId(r);
 
@@ -274,12 +41,12 @@ static uint8_t seg_number(ZydisRegister r)
     return r == ZYDIS_REGISTER_NONE ? CPU_DS : (uint8_t)ZydisRegisterGetId(r);
 }
 
-static bool is_reg_class(const ZydisDecodedOperand *o, ZydisRegisterClass class)
+bool is_reg_class(const ZydisDecodedOperand *o, ZydisRegisterClass class)
 {
     return o->type == ZYDIS_OPERAND_TYPE_REGISTER && ZydisRegisterGetClass(o->reg.value) == class;
 }
 
-static void take_mem(const ZydisDecodedOperand *o, struct op *op)
+void take_mem(const ZydisDecodedOperand *o, struct op *op)
 {
     op->flags |= OPF_MEM;
     op->seg = seg_number(o->mem.segment);
@@ -295,7 +62,7 @@ static void take_mem(const ZydisDecodedOperand *o, struct op *op)
     op->disp = (int32_t)o->mem.disp.value;
 }
 
-static void take_rm(const ZydisDecodedOperand *o, struct op *op)
+void take_rm(const ZydisDecodedOperand *o, struct op *op)
 {
     if (o->type == ZYDIS_OPERAND_TYPE_MEMORY)
         take_mem(o, op);
@@ -303,7 +70,7 @@ static void take_rm(const ZydisDecodedOperand *o, struct op *op)
         op->rm = reg_number(o->reg.value);
 }
 
-static uint64_t imm_of(const ZydisDecodedOperand *o)
+uint64_t imm_of(const ZydisDecodedOperand *o)
 {
     return o->imm.is_signed ? (uint64_t)o->imm.value.s : o->imm.value.u;
 }
@@ -319,7 +86,7 @@ static void take_source(const ZydisDecodedOperand *o, struct op *op)
     }
 }
 
-static uint8_t bytes_of(const ZydisDecodedOperand *o)
+uint8_t bytes_of(const ZydisDecodedOperand *o)
 {
     return (uint8_t)(o->size / 8);
 }
@@ -507,6 +274,9 @@ static void take_operands(const struct insn *n, const struct rule *r, struct op 
         op->reg = reg_number(n->o[0].reg.value);
         take_rm(&n->o[1], op);
         break;
+    case HOW_RM_REG_MOV:
+        op->fn = exec_mov(two_operands(n, op), op->size);
+        break;
     case HOW_SHIFT:
         op->size = bytes_of(&n->o[0]);
         take_rm(&n->o[0], op);
@@ -561,9 +331,26 @@ static bool is_hint(const struct insn *n)
            n->i.meta.category == ZYDIS_CATEGORY_NOP || n->i.meta.category == ZYDIS_CATEGORY_WIDENOP;
 }
 
+static const struct rule *rule_of(const struct insn *n)
+{
+    const struct rule *r = &decode_rules[n->i.mnemonic];
+
+    if (n->i.operand_count &&
+        (is_reg_class(&n->o[0], ZYDIS_REGCLASS_XMM) ||
+         (n->i.operand_count > 1 && is_reg_class(&n->o[1], ZYDIS_REGCLASS_XMM)))) {
+        if (n->i.mnemonic == ZYDIS_MNEMONIC_CMPSD)
+            return &decode_cmpsd;
+        if (n->i.mnemonic == ZYDIS_MNEMONIC_MOVSD)
+            return &decode_movsd;
+    }
+    if (r->how >= HOW_FP && r->how < HOW_FXSAVE && n->i.opcode_map != ZYDIS_OPCODE_MAP_0F)
+        return &decode_rules[ZYDIS_MNEMONIC_INVALID]; /* PEXTRW of SSE4.1 */
+    return r;
+}
+
 static enum decoded translate(const struct insn *n, struct op *op)
 {
-    const struct rule *r = &rules[n->i.mnemonic];
+    const struct rule *r = rule_of(n);
 
     op->len = n->i.length;
     op->asz = (uint8_t)(n->i.address_width / 8);
@@ -572,12 +359,13 @@ static enum decoded translate(const struct insn *n, struct op *op)
     op->fn = r->fn;
     op->base = op->index = REG_ZERO;
     if (r->how == HOW_NONE) {
-        bool x87 = n->i.meta.isa_ext == ZYDIS_ISA_EXT_X87;
-
-        op->fn = is_hint(n) ? exec_nop : x87 ? exec_fpu : exec_ud;
+        op->fn = is_hint(n) ? exec_nop : exec_ud;
         return is_hint(n) ? DECODED : DECODED_END;
     }
-    take_operands(n, r, op);
+    if (r->how >= HOW_FP)
+        decode_fp(n, r, op);
+    else
+        take_operands(n, r, op);
     if (is_far_return(n))
         op->fn = exec_ret_far;
     return r->end ? DECODED_END : DECODED;

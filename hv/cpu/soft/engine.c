@@ -7,6 +7,7 @@
 #include "hv/cpu/soft/code.h"
 #include "hv/cpu/soft/exc.h"
 #include "hv/cpu/soft/flags.h"
+#include "hv/cpu/soft/fp.h"
 #include "hv/cpu/soft/mmu.h"
 
 #define POOL_MAX 64u
@@ -161,12 +162,15 @@ static void soft_get_state(struct vcpu *v, struct cpu_state *s)
 static bool state_enterable(const struct cpu_state *s)
 {
     bool paging = (s->cr0 & CR0_PG) != 0, lma = (s->efer & EFER_LMA) != 0;
+    uint32_t mxcsr;
 
     if ((s->cr0 >> 32) || (s->cr4 & ~(uint64_t)CR4_BITS) || (s->efer & ~(uint64_t)EFER_BITS))
         return false;
     if ((paging && !(s->cr0 & CR0_PE)) || lma != (paging && (s->efer & EFER_LME)))
         return false;
-    return (!lma || (s->cr4 & CR4_PAE)) && !(s->rflags & FL_VM) && !(s->rflags >> 32);
+    memcpy(&mxcsr, s->fx + offsetof(struct fp_state, mxcsr), sizeof mxcsr);
+    return fp_mxcsr_valid(mxcsr) && (!lma || (s->cr4 & CR4_PAE)) && !(s->rflags & FL_VM) &&
+           !(s->rflags >> 32);
 }
 
 static enum mf_status soft_set_state(struct vcpu *v, const struct cpu_state *s)

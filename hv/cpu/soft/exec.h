@@ -22,6 +22,20 @@ enum { SHIFT_ROL, SHIFT_ROR, SHIFT_RCL, SHIFT_RCR, SHIFT_SHL, SHIFT_SHR, SHIFT_S
 enum { BIT_TEST, BIT_SET, BIT_RESET, BIT_COMPLEMENT };
 enum { STR_MOVS, STR_STOS, STR_LODS, STR_CMPS, STR_SCAS, STR_INS, STR_OUTS };
 
+enum shuffle { SHUFFLE_D, SHUFFLE_HW, SHUFFLE_LW, SHUFFLE_PS, SHUFFLE_PD };
+/* Parts of an XMM register that a move takes and gives. */
+#define SSE_TO_HIGH   1u
+#define SSE_FROM_HIGH 2u
+#define SSE_ZERO      4u
+
+/* op->sub of exec_sse_calc: results that may over- or underflow, bytes of an operand's element and
+ * of a result's, whether it is a sum. */
+#define CALC_SUB(n, in, out, sum) ((n) | ((in) == 8) << 3 | ((out) == 8) << 4 | (sum) << 5)
+#define CALC_N(sub)               ((sub)&7u)
+#define CALC_IN(sub)              ((sub)&8u ? 8u : 4u)
+#define CALC_OUT(sub)             ((sub)&16u ? 8u : 4u)
+#define CALC_SUM                  32u
+
 op_fn exec_alu(enum alu kind, enum form form, unsigned size);
 op_fn exec_mov(enum form form, unsigned size);
 
@@ -99,7 +113,6 @@ EXEC(sysexit);
 /* exec_sys.c */
 EXEC(ud);
 EXEC(gp);
-EXEC(fpu);
 EXEC(in);
 EXEC(out);
 EXEC(hlt);
@@ -119,8 +132,60 @@ EXEC(lmsw);
 EXEC(smsw);
 EXEC(invlpg);
 EXEC(wbinvd);
+EXEC(clflush);
 EXEC(vmcall);
 EXEC(swapgs);
+
+/* exec_sse_calc.c */
+EXEC(sse);
+EXEC(mmx);
+EXEC(sse_shift);
+EXEC(sse_calc);
+EXEC(sse_to_gpr);
+EXEC(sse_from_gpr);
+EXEC(sse_flags);
+EXEC(sse_to_mmx);
+EXEC(sse_from_mmx);
+
+/* exec_sse_move.c */
+EXEC(sse_load);
+EXEC(sse_load16);
+EXEC(sse_store);
+EXEC(sse_store16);
+EXEC(sse_gpr_load);
+EXEC(sse_gpr_store);
+EXEC(mmx_load);
+EXEC(mmx_store);
+EXEC(mmx_sse);
+EXEC(sse_mask);
+EXEC(mmx_mask);
+EXEC(sse_shuffle);
+EXEC(mmx_shuffle);
+EXEC(sse_byte_shift);
+EXEC(pinsrw);
+EXEC(pextrw);
+EXEC(maskmov);
+EXEC(fence);
+
+/* exec_fp_state.c */
+EXEC(ldmxcsr);
+EXEC(stmxcsr);
+EXEC(emms);
+EXEC(fxsave);
+EXEC(fxrstor);
+
+/* exec_x87.c */
+EXEC(x87);
+EXEC(x87_store);
+EXEC(fwait);
+EXEC(fninit);
+EXEC(fnclex);
+EXEC(fnstcw);
+EXEC(fnstsw);
+EXEC(fnstenv);
+EXEC(fldenv);
+EXEC(fnsave);
+EXEC(frstor);
 
 /* seg.c */
 EXEC(mov_from_seg);

@@ -19,15 +19,6 @@ enum op_result exec_gp(struct cpu *c, const struct op *op)
     return op_raise(c, VEC_GP, 0);
 }
 
-/* x87, MMX and SSE are not offered by CPUID: #NM where the guest asked for it, #UD otherwise.
- * sub 1: FWAIT, which needs no unit. */
-enum op_result exec_fpu(struct cpu *c, const struct op *op)
-{
-    if (op->sub)
-        return (c->cr0 & (CR0_MP | CR0_TS)) == (CR0_MP | CR0_TS) ? op_raise(c, VEC_NM, 0) : R_OK;
-    return op_raise(c, c->cr0 & (CR0_EM | CR0_TS) ? VEC_NM : VEC_UD, 0);
-}
-
 static bool privileged(struct cpu *c)
 {
     return c->cpl == 0 || cpu_raise(c, VEC_GP, 0);
@@ -390,6 +381,14 @@ enum op_result exec_wbinvd(struct cpu *c, const struct op *op)
 {
     (void)op;
     return privileged(c) ? R_OK : R_STOP;
+}
+
+/* Faults as a load of one byte. */
+enum op_result exec_clflush(struct cpu *c, const struct op *op)
+{
+    uint64_t v;
+
+    return rm_get(c, op, 1, &v) ? R_OK : R_STOP;
 }
 
 enum op_result exec_vmcall(struct cpu *c, const struct op *op)

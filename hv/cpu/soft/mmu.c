@@ -203,6 +203,54 @@ bool mmu_probe_write(struct cpu *c, uint64_t lin, unsigned size)
     return page_fits(lin, size) || mmu_ref(c, lin_next_page(c, lin), MMU_W, c->cpl == 3, &ref);
 }
 
+static uint64_t lin_add(const struct cpu *c, uint64_t lin, unsigned n)
+{
+    return cpu_long(c) ? lin + n : (uint32_t)(lin + n);
+}
+
+/* The largest piece of 8, 4, 2 or 1 bytes at an address that is in one page. */
+static unsigned piece(uint64_t lin, unsigned left)
+{
+    unsigned n = 8;
+
+    while (n > left || !page_fits(lin, n))
+        n /= 2;
+    return n;
+}
+
+bool mmu_read_bytes(struct cpu *c, uint64_t lin, void *p, unsigned n)
+{
+    uint8_t buf[MMU_BYTES_MAX];
+
+    for (unsigned i = 0, k; i < n; i += k) {
+        uint64_t at = lin_add(c, lin, i), v;
+
+        k = piece(at, n - i);
+        if (!mmu_read(c, at, k, &v))
+            return false;
+        memcpy(buf + i, &v, k);
+    }
+    memcpy(p, buf, n);
+    return true;
+}
+
+bool mmu_write_bytes(struct cpu *c, uint64_t lin, const void *p, unsigned n)
+{
+    const uint8_t *from = p;
+
+    if (!mmu_probe_write(c, lin, n))
+        return false;
+    for (unsigned i = 0, k; i < n; i += k) {
+        uint64_t at = lin_add(c, lin, i), v = 0;
+
+        k = piece(at, n - i);
+        memcpy(&v, from + i, k);
+        if (!mmu_write(c, at, k, v))
+            return false;
+    }
+    return true;
+}
+
 /* ---- segments */
 
 static bool seg_fault(struct cpu *c, unsigned seg)

@@ -100,6 +100,11 @@ bool mmu_sys_write(struct cpu *c, uint64_t lin, unsigned size, uint64_t v);
 /* A write of `size` bytes would be allowed and its pages are there. */
 bool mmu_probe_write(struct cpu *c, uint64_t lin, unsigned size);
 
+/* At most MMU_BYTES_MAX bytes: all of them or nothing, on either side. */
+#define MMU_BYTES_MAX 512u
+bool mmu_read_bytes(struct cpu *c, uint64_t lin, void *p, unsigned n);
+bool mmu_write_bytes(struct cpu *c, uint64_t lin, const void *p, unsigned n);
+
 /* Forget translations: all of the first stage, one page, the second stage too. */
 void mmu_flush(struct cpu *c);
 void mmu_flush_page(struct cpu *c, uint64_t lin);
@@ -166,6 +171,26 @@ static inline bool mem_store(struct cpu *c, uint64_t lin, unsigned size, uint64_
         return true;
     }
     return mmu_write(c, lin, size, v);
+}
+
+static inline bool mem_load_bytes(struct cpu *c, uint64_t lin, void *to, unsigned n)
+{
+    const uint8_t *p = tlb_r(c, lin, n);
+
+    if (unlikely(!p))
+        return mmu_read_bytes(c, lin, to, n);
+    memcpy(to, p, n);
+    return true;
+}
+
+static inline bool mem_store_bytes(struct cpu *c, uint64_t lin, const void *from, unsigned n)
+{
+    uint8_t *p = tlb_w(c, lin, n);
+
+    if (unlikely(!p))
+        return mmu_write_bytes(c, lin, from, n);
+    memcpy(p, from, n);
+    return true;
 }
 
 /* First half of a read-modify-write: checks that the second, mem_store, cannot fault. */

@@ -5,6 +5,7 @@
 #include "hv/cpu/soft/mmu.h"
 
 /* CPUID.1:EDX and its twin in 0x80000001: exactly what the engine does. */
+#define F_FPU   (1u << 0)
 #define F_PSE   (1u << 3)
 #define F_TSC   (1u << 4)
 #define F_MSR   (1u << 5)
@@ -14,7 +15,13 @@
 #define F_PGE   (1u << 13)
 #define F_CMOV  (1u << 15)
 #define F_PAT   (1u << 16)
-#define F_BASIC (F_PSE | F_TSC | F_MSR | F_PAE | F_CX8 | F_PGE | F_CMOV | F_PAT)
+#define F_CLFSH (1u << 19)
+#define F_MMX   (1u << 23)
+#define F_FXSR  (1u << 24)
+#define F_SSE   (1u << 25)
+#define F_SSE2  (1u << 26)
+#define F_BASIC                                                                                    \
+    (F_FPU | F_PSE | F_TSC | F_MSR | F_PAE | F_CX8 | F_PGE | F_CMOV | F_PAT | F_MMX | F_FXSR)
 
 #define F_CX16       (1u << 13)
 #define F_HYPERVISOR (1u << 31)
@@ -25,6 +32,10 @@
 #define F_RDTSCP  (1u << 27)
 #define F_LM      (1u << 29)
 #define F_LAHF    (1u << 0)
+
+#define F_NO_FCS      (1u << 13) /* leaf 7: x87 keeps no selectors */
+#define F_FP_POINTERS (1u << 2)  /* FXSAVE and FXRSTOR always take the x87 pointers */
+#define CLFLUSH_LINE  64u
 
 #define SIGNATURE  0x00000f00u /* family 15, model 0: no erratum applies */
 #define VENDOR     "AuthenticAMD"
@@ -40,14 +51,14 @@ static void text(uint32_t r[4], const char *s, unsigned a, unsigned b, unsigned 
 static void leaf_basic(const struct cpu *c, uint32_t leaf, uint32_t r[4])
 {
     if (leaf == 0) {
-        r[0] = 1;
+        r[0] = 7;
         text(r, VENDOR, 1, 3, 2);
         return;
     }
     r[0] = SIGNATURE;
-    r[1] = c->v->index << 24 | (c->v->vm->nr_vcpus & 0xff) << 16;
+    r[1] = c->v->index << 24 | (c->v->vm->nr_vcpus & 0xff) << 16 | CLFLUSH_LINE / 8 << 8;
     r[2] = F_CX16 | F_HYPERVISOR;
-    r[3] = F_BASIC | F_SEP;
+    r[3] = F_BASIC | F_SEP | F_CLFSH | F_SSE | F_SSE2;
 }
 
 static void leaf_extended(uint32_t leaf, uint32_t r[4])
@@ -74,6 +85,7 @@ static void leaf_extended(uint32_t leaf, uint32_t r[4])
         break;
     case 0x80000008u:
         r[0] = 48 | 48 << 8;
+        r[1] = F_FP_POINTERS;
         break;
     default:
         break;
@@ -82,10 +94,11 @@ static void leaf_extended(uint32_t leaf, uint32_t r[4])
 
 void cpuid_read(const struct cpu *c, uint32_t leaf, uint32_t sub, uint32_t r[4])
 {
-    (void)sub;
     memset(r, 0, 4 * sizeof r[0]);
     if (leaf <= 1)
         leaf_basic(c, leaf, r);
+    else if (leaf == 7 && !sub)
+        r[1] = F_NO_FCS;
     else if (leaf == 0x40000000u) {
         r[0] = leaf;
         text(r, HYPERVISOR, 1, 2, 3);

@@ -1,6 +1,7 @@
 #include <string.h>
 
 #include "hv/cpu/soft/flags.h"
+#include "hv/cpu/soft/fp.h"
 #include "hv/cpu/soft/mmu.h"
 
 /* A segment that 32-bit code may use with one addition: read and write, no limit. */
@@ -95,7 +96,9 @@ void cpu_load_state(struct cpu *c, const struct cpu_state *s)
     c->wait_sipi = s->wait_sipi != 0;
     c->nmi_blocked = s->nmi_blocked != 0;
     c->shadow = s->intr_shadow != 0;
-    memcpy(c->fx, s->fx, sizeof c->fx);
+    memcpy(&c->fp, s->fx, sizeof c->fp);
+    c->fp.mxcsr_mask = FP_MXCSR_MASK;
+    x87_settle(c);
     cpu_update_mode(c);
     mmu_flush(c);
 }
@@ -135,5 +138,5 @@ void cpu_store_state(const struct cpu *c, struct cpu_state *s)
     s->wait_sipi = c->wait_sipi;
     s->nmi_blocked = c->nmi_blocked;
     s->intr_shadow = c->shadow;
-    memcpy(s->fx, c->fx, sizeof s->fx);
+    memcpy(s->fx, &c->fp, sizeof s->fx);
 }
