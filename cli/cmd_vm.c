@@ -264,6 +264,15 @@ enum cli_exit cmd_stats(struct cli *cli)
 
 /* ---- show, dumpxml */
 
+static void show_modules(struct json_object *list)
+{
+    for (size_t i = 0; i < array_length(list); i++) {
+        struct json_object *m = json_object_array_get_idx(list, i);
+        const char *text = member_text(m, "cmdline");
+        print_field("module", "%s%s%s", member_text(m, "file"), *text ? " " : "", text);
+    }
+}
+
 static void show_definition(struct json_object *vm)
 {
     struct json_object *id = member(vm, "id");
@@ -279,6 +288,9 @@ static void show_definition(struct json_object *vm)
     print_field("vcpus", "%llu", (unsigned long long)member_u64(vm, "vcpus"));
     print_field("kernel", "%s", member_text(vm, "kernel"));
     print_field("command line", "%s", member_text(vm, "cmdline"));
+    if (*member_text(vm, "initrd"))
+        print_field("initrd", "%s", member_text(vm, "initrd"));
+    show_modules(member(vm, "modules"));
     print_field("engine", "%s", member_text(vm, "engine"));
     print_field("teardown", "%s", *active ? active : *teardown ? teardown : "the host's default");
     print_field("on reset", "%s", member_text(vm, "on_reset"));

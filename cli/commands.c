@@ -36,12 +36,23 @@ static const struct cli_option hello_options[] = {
     {0},
 };
 
+#define OPTION_INITRD                                                                              \
+    {                                                                                              \
+        "initrd", 'i', "FILE", "Linux's initial RAM disk"                                          \
+    }
+#define OPTION_MODULE                                                                              \
+    {                                                                                              \
+        "module", 0, "TEXT", "file to load beside the kernel, a blank, its command line; repeat"   \
+    }
+
 /* First the members of a definition, see definition.c; then what only a run has. */
 static const struct cli_option run_options[] = {
     {"name", 0, "NAME", "name of the VM while it runs (default: chosen)"},
     {"memory", 'm', "SIZE", "RAM: bytes, or with K, M, G, T (default 16M)"},
     {"vcpus", 'c', "N", "virtual CPUs (default 1)"},
     {"cmdline", 0, "TEXT", "kernel command line; also all words behind --"},
+    OPTION_INITRD,
+    OPTION_MODULE,
     OPTION_ENGINE,
     OPTION_TEARDOWN,
     {"on-reset", 0, "WHAT", "what a guest's reset does: end (default) or restart"},
@@ -53,10 +64,12 @@ static const struct cli_option run_options[] = {
 
 static const struct cli_option define_options[] = {
     {"name", 0, "NAME", "name of the VM"},
-    {"kernel", 'k', "FILE", "guest image: PVH ELF or ELF64"},
+    {"kernel", 'k', "FILE", "Linux bzImage or vmlinux, PVH, multiboot or ELF64 image"},
     {"memory", 'm', "SIZE", "RAM: bytes, or with K, M, G, T"},
     {"vcpus", 'c', "N", "virtual CPUs (default 1)"},
     {"cmdline", 0, "TEXT", "kernel command line"},
+    OPTION_INITRD,
+    OPTION_MODULE,
     OPTION_ENGINE,
     OPTION_TEARDOWN,
     {"on-reset", 0, "WHAT", "what a guest's reset does: restart (default) or end"},

@@ -25,6 +25,54 @@ static void add_text(struct json_object *o, const char *member, const char *valu
         json_object_object_add(o, member, json_object_new_string(value));
 }
 
+/* Option `name`, a file, as an absolute path. */
+static bool add_file(struct cli *cli, struct json_object *o, const char *name)
+{
+    const char *value = args_value(cli, name);
+    char *path = value ? absolute_path(value) : NULL;
+    if (value && !path) {
+        cli_error("%s: %s", value, strerror(errno));
+        return false;
+    }
+    add_text(o, name, path);
+    free(path);
+    return true;
+}
+
+/* --module "FILE WORDS", as often as it is given. */
+static bool add_module(struct json_object *list, const char *value)
+{
+    struct json_object *m = json_object_new_object();
+    size_t n = strcspn(value, " ");
+    char *file = strndup(value, n), *path = file ? absolute_path(file) : NULL;
+    free(file);
+    add_text(m, "file", path);
+    if (value[n])
+        add_text(m, "cmdline", value + n + 1);
+    json_object_array_add(list, m);
+    bool good = path != NULL;
+    if (!good)
+        cli_error("%s: %s", value, strerror(errno));
+    free(path);
+    return good;
+}
+
+static bool add_modules(struct cli *cli, struct json_object *o)
+{
+    struct json_object *list = NULL;
+    bool good = true;
+    for (unsigned i = 0; i < cli->nr_values && good; i++) {
+        if (strcmp(cli->values[i].option->name, "module") != 0)
+            continue;
+        if (!list) {
+            list = json_object_new_array();
+            json_object_object_add(o, "modules", list);
+        }
+        good = add_module(list, cli->values[i].value);
+    }
+    return good;
+}
+
 /* Option `name` as a whole number; its range is the daemon's to judge. */
 static bool add_number(struct cli *cli, struct json_object *o, const char *name)
 {
@@ -81,8 +129,8 @@ enum cli_exit definition_from_options(struct cli *cli, const char *kernel, struc
     add_text(o, "teardown", args_value(cli, "teardown"));
     add_text(o, "on_reset", args_value(cli, "on-reset"));
     free(path);
-    good = add_cmdline(cli, o) && add_number(cli, o, "vcpus") && add_number(cli, o, "weight") &&
-           add_number(cli, o, "cap");
+    good = add_cmdline(cli, o) && add_file(cli, o, "initrd") && add_modules(cli, o) &&
+           add_number(cli, o, "vcpus") && add_number(cli, o, "weight") && add_number(cli, o, "cap");
     if (good)
         *out = o;
     else

@@ -319,20 +319,21 @@ static void start_batch(struct action *a, struct link_batch *b, struct problem *
     uint32_t id = vm->id != 0 ? vm->id : MF_VM_LAST_CREATED;
     struct mf_args_vm v = {.vm = id};
     struct mf_args_vm_create create;
-    int fd;
+    struct kernel_set set;
 
     def_to_create(&vm->def, &create);
     if (vm->id == 0)
         link_batch_add(b, MF_CALL_VM_CREATE, &create, NULL, 0);
-    if (add_image(a->d, b, &vm->def, id, &fd, p) != MF_OK)
+    if (add_image(a->d, b, &vm->def, id, &set, p) != MF_OK)
         return;
     link_batch_add(b, MF_CALL_VM_START, &v, NULL, 0);
     vm->busy = true;
     vms_creating(&a->d->vms);
-    link_batch_call(&a->d->core.link, b, &fd, 1, on_started, a);
+    link_batch_call(&a->d->core.link, b, set.fd, set.n, on_started, a);
 }
 
-static void on_core_for_start(void *arg, const struct problem *why)
+/* The core is there and the kernel is prepared. */
+static void on_kernel_for_start(void *arg, const struct problem *why)
 {
     struct action *a = arg;
     struct problem p = {0};
@@ -356,6 +357,16 @@ static void on_core_for_start(void *arg, const struct problem *why)
     free(b);
     if (p.status != MF_OK)
         action_fail(a, &p);
+}
+
+static void on_core_for_start(void *arg, const struct problem *why)
+{
+    struct action *a = arg;
+
+    if (why != NULL || a->vm->def.kernel == NULL)
+        on_kernel_for_start(a, why);
+    else
+        kernels_need(&a->d->kernels, a->vm->def.kernel, a->vm->def.memory, on_kernel_for_start, a);
 }
 
 void api_vm_start(struct hvd *d, struct req *r)

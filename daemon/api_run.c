@@ -238,8 +238,8 @@ static void start(struct run *n, struct problem *p)
 {
     struct mf_args_vm v = {.vm = MF_VM_LAST_CREATED};
     struct mf_args_vm_create create;
+    struct kernel_set set;
     struct link_batch b;
-    int fd;
 
     b.count = 0;
     b.len = 0;
@@ -247,13 +247,13 @@ static void start(struct run *n, struct problem *p)
     def_to_create(&n->def, &create);
     create.console_size = RUN_CONSOLE;
     link_batch_add(&b, MF_CALL_VM_CREATE, &create, NULL, 0);
-    if (add_image(n->d, &b, &n->def, MF_VM_LAST_CREATED, &fd, p) != MF_OK)
+    if (add_image(n->d, &b, &n->def, MF_VM_LAST_CREATED, &set, p) != MF_OK)
         return;
     link_batch_add(&b, MF_CALL_VM_START, &v, NULL, 0);
     uv_timer_start(&n->timer, on_timeout, n->timeout_ms, 0);
     req_on_gone(n->r, on_gone, n);
     vms_creating(&n->d->vms);
-    link_batch_call(&n->d->core.link, &b, &fd, 1, on_started, n);
+    link_batch_call(&n->d->core.link, &b, set.fd, set.n, on_started, n);
 }
 
 /* The VM that holds the run's name. */
@@ -290,6 +290,21 @@ static void claim(struct run *n, struct problem *p)
     vm_wait(n->vm, &n->w);
 }
 
+static void on_kernel(void *arg, const struct problem *why)
+{
+    struct run *n = arg;
+    struct problem p = {0};
+
+    if (why != NULL)
+        p = *why;
+    if (p.status == MF_OK)
+        claim(n, &p);
+    if (p.status == MF_OK)
+        start(n, &p);
+    if (p.status != MF_OK)
+        run_fail(n, &p);
+}
+
 static void on_core(void *arg, const struct problem *why)
 {
     struct run *n = arg;
@@ -300,10 +315,8 @@ static void on_core(void *arg, const struct problem *why)
     else if (n->def.memory > n->d->core.memory)
         def_check(&n->def, DEF_RUN, n->d->core.memory, &p);
     if (p.status == MF_OK)
-        claim(n, &p);
-    if (p.status == MF_OK)
-        start(n, &p);
-    if (p.status != MF_OK)
+        kernels_need(&n->d->kernels, n->def.kernel, n->def.memory, on_kernel, n);
+    else
         run_fail(n, &p);
 }
 

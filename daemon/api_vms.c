@@ -301,7 +301,7 @@ static void probe(struct change *c)
     struct mf_args_vm del = {.vm = MF_VM_LAST_CREATED};
     struct mf_args_vm_create a;
     char uuid[UUID_TEXT];
-    int fd = -1;
+    struct kernel_set set;
 
     if (b == NULL) {
         problem_nomem(&c->p);
@@ -314,14 +314,32 @@ static void probe(struct change *c)
     snprintf(a.name, sizeof a.name, "probe-%s", uuid + 14);
     a.teardown[0] = '\0';
     link_batch_add(b, MF_CALL_VM_CREATE, &a, NULL, 0);
-    if (add_image(c->d, b, &c->def, MF_VM_LAST_CREATED, &fd, &c->p) != MF_OK) {
+    if (add_image(c->d, b, &c->def, MF_VM_LAST_CREATED, &set, &c->p) != MF_OK) {
         change_done(c);
     } else {
         link_batch_add(b, MF_CALL_VM_DELETE, &del, NULL, 0);
         vms_creating(&c->d->vms);
-        link_batch_call(&c->d->core.link, b, &fd, 1, on_probed, c);
+        link_batch_call(&c->d->core.link, b, set.fd, set.n, on_probed, c);
     }
     free(b);
+}
+
+/* The kernel is prepared, or is no good. */
+static void on_prepared(void *arg, const struct problem *why)
+{
+    struct change *c = arg;
+    struct kernel_set set;
+
+    if (why != NULL) {
+        c->p = *why;
+        change_done(c);
+    } else if (c->d->core.state == CORE_UP) {
+        probe(c);
+    } else if (kernels_open(&c->d->kernels, &c->def, &set, &c->p) != MF_OK) {
+        change_done(c);
+    } else {
+        change_save(c);
+    }
 }
 
 static bool read_def(struct hvd *d, struct req *r, struct vm_def *def, struct problem *p)
@@ -396,15 +414,7 @@ static void begin_change(struct hvd *d, struct req *r, struct vm_def *def, struc
     *c = (struct change){.d = d, .r = r, .vm = vm, .def = *def, .fresh = fresh};
     vm->busy = true;
     vm_ref(vm);
-    if (d->core.state == CORE_UP) {
-        probe(c);
-        return;
-    }
-    int fd;
-    if (kernels_open(&d->kernels, c->def.kernel, &fd, &c->p) != MF_OK)
-        change_done(c);
-    else
-        change_save(c);
+    kernels_need(&d->kernels, c->def.kernel, c->def.memory, on_prepared, c);
 }
 
 void api_vms_post(struct hvd *d, struct req *r)

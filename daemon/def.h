@@ -21,6 +21,12 @@
 #define DEF_XML_DEPTH      16
 #define DEF_TEXT_MAX       (1u << 20) /* bytes of a definition's text */
 
+/* A file that is loaded beside the kernel. */
+struct def_module {
+    char *file;    /* owned; never NULL */
+    char *cmdline; /* owned; NULL: empty */
+};
+
 struct vm_def {
     char name[MF_VM_NAME_MAX];
     uint8_t uuid[16]; /* zero: none given */
@@ -33,6 +39,9 @@ struct vm_def {
     char teardown[MF_NAME_MAX]; /* empty: the default */
     char *kernel;               /* owned; NULL: none given */
     char *cmdline;              /* owned; NULL: empty */
+    char *initrd;               /* owned; NULL: none. In front of the modules */
+    unsigned nr_modules;
+    struct def_module module[MF_MODULES_MAX];
 };
 
 enum def_use {
@@ -45,6 +54,11 @@ void def_init(struct vm_def *d, enum def_use use);
 void def_fini(struct vm_def *d);
 /* `to` is uninitialised. False when out of memory, `to` then owns nothing. */
 bool def_copy(struct vm_def *to, const struct vm_def *from);
+/* Forgets what it owns, which somebody else has taken over. */
+void def_taken(struct vm_def *d);
+/* Appends a module; the texts are copied, `cmdline` may be NULL. MF_E_RANGE, MF_E_NO_MEMORY. */
+enum mf_status def_add_module(struct vm_def *d, const char *file, const char *cmdline,
+                              struct problem *p);
 bool def_equal(const struct vm_def *a, const struct vm_def *b);
 
 /*

@@ -124,6 +124,46 @@ static enum mf_status read_cmdline(struct reader *r, struct json_object *v)
     return get_dup(r, v, &r->d->cmdline);
 }
 
+static enum mf_status read_initrd(struct reader *r, struct json_object *v)
+{
+    return get_dup(r, v, &r->d->initrd);
+}
+
+/* {"file": ..., "cmdline": ...} */
+static enum mf_status read_module(struct reader *r, struct json_object *v)
+{
+    const char *file = NULL, *cmdline = NULL;
+
+    if (!json_object_is_type(v, json_type_object))
+        return wrong_type(r, "a list of objects");
+    json_object_object_foreach(v, key, value)
+    {
+        const char **to = strcmp(key, "file") == 0      ? &file
+                          : strcmp(key, "cmdline") == 0 ? &cmdline
+                                                        : NULL;
+        if (to == NULL)
+            return problem_set(r->p, MF_E_MALFORMED, r->key,
+                               "a module has no member \"%.40s\": possible are file and cmdline",
+                               key);
+        *to = get_text(r, value);
+        if (*to == NULL)
+            return r->p->status;
+    }
+    if (file == NULL)
+        return problem_set(r->p, MF_E_MALFORMED, r->key, "a module's file is missing");
+    return def_add_module(r->d, file, cmdline, r->p);
+}
+
+static enum mf_status read_modules(struct reader *r, struct json_object *v)
+{
+    if (!json_object_is_type(v, json_type_array))
+        return wrong_type(r, "a list of objects");
+    for (size_t i = 0; i < json_object_array_length(v); i++)
+        if (read_module(r, json_object_array_get_idx(v, i)) != MF_OK)
+            return r->p->status;
+    return MF_OK;
+}
+
 static enum mf_status read_engine(struct reader *r, struct json_object *v)
 {
     const char *s = get_text(r, v);
@@ -184,6 +224,7 @@ static const struct member {
     {"name", read_name, false},         {"uuid", read_uuid, false},
     {"memory", read_memory, false},     {"vcpus", read_vcpus, false},
     {"kernel", read_kernel, false},     {"cmdline", read_cmdline, false},
+    {"initrd", read_initrd, false},     {"modules", read_modules, false},
     {"engine", read_engine, false},     {"teardown", read_teardown, false},
     {"on_reset", read_on_reset, false}, {"weight", read_weight, false},
     {"cap", read_cap, false},           {"timeout_ms", read_timeout, true},
@@ -231,6 +272,19 @@ out:
     return p->status;
 }
 
+static void modules_to_json(const struct vm_def *d, struct jsonw *w)
+{
+    jsonw_key(w, "modules");
+    jsonw_array(w);
+    for (unsigned i = 0; i < d->nr_modules; i++) {
+        jsonw_object(w);
+        jsonw_kstr(w, "file", d->module[i].file);
+        jsonw_kstr(w, "cmdline", d->module[i].cmdline == NULL ? "" : d->module[i].cmdline);
+        jsonw_object_end(w);
+    }
+    jsonw_array_end(w);
+}
+
 void def_to_json(const struct vm_def *d, struct jsonw *w)
 {
     char uuid[UUID_TEXT];
@@ -242,6 +296,12 @@ void def_to_json(const struct vm_def *d, struct jsonw *w)
     jsonw_ku64(w, "vcpus", d->vcpus);
     jsonw_kstr(w, "kernel", d->kernel == NULL ? "" : d->kernel);
     jsonw_kstr(w, "cmdline", d->cmdline == NULL ? "" : d->cmdline);
+    jsonw_key(w, "initrd");
+    if (d->initrd == NULL)
+        jsonw_null(w);
+    else
+        jsonw_str(w, d->initrd);
+    modules_to_json(d, w);
     jsonw_kstr(w, "engine", def_engine_word(d->engine));
     jsonw_key(w, "teardown");
     if (d->teardown[0] == '\0')

@@ -108,12 +108,13 @@ static bool is_ours(const xmlNode *n)
 
 static bool element_known(const xmlNode *n)
 {
-    static const char *const names[] = {"domain",  "name",   "uuid",   "memory",  "vcpu",
-                                        "os",      "type",   "kernel", "cmdline", "on_reboot",
-                                        "cputune", "shares", "period", "quota"};
+    static const char *const names[] = {"domain",    "name",    "uuid",   "memory", "vcpu",
+                                        "os",        "type",    "kernel", "initrd", "cmdline",
+                                        "on_reboot", "cputune", "shares", "period", "quota"};
 
     if (n->ns != NULL)
-        return is_ours(n) && strcmp((const char *)n->name, "strategy") == 0;
+        return is_ours(n) && (strcmp((const char *)n->name, "strategy") == 0 ||
+                              strcmp((const char *)n->name, "module") == 0);
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
         if (strcmp((const char *)n->name, names[i]) == 0)
             return true;
@@ -343,19 +344,37 @@ static enum mf_status read_verbatim(char **to, const xmlNode *n, struct problem 
     return *to == NULL ? problem_nomem(p) : MF_OK;
 }
 
+static enum mf_status read_module(struct vm_def *d, const xmlNode *n, const char *s,
+                                  struct problem *p)
+{
+    xmlChar *file = xmlGetNoNsProp(n, (const xmlChar *)"file");
+    xmlChar *cmdline = xmlGetNoNsProp(n, (const xmlChar *)"cmdline");
+
+    (void)s;
+    if (file == NULL)
+        problem_nomem(p); /* the schema wants it */
+    else
+        def_add_module(d, (char *)file, (char *)cmdline, p);
+    xmlFree(file);
+    xmlFree(cmdline);
+    return p->status;
+}
+
 static const struct element {
     const char *name;
     enum mf_status (*read)(struct vm_def *d, const xmlNode *n, const char *s, struct problem *p);
 } elements[] = {
     {"name", read_name},        {"uuid", read_uuid},         {"memory", read_memory},
     {"vcpu", read_vcpu},        {"shares", read_shares},     {"quota", read_quota},
-    {"on_reboot", read_reboot}, {"strategy", read_strategy},
+    {"on_reboot", read_reboot}, {"strategy", read_strategy}, {"module", read_module},
 };
 
 static enum mf_status read_element(struct vm_def *d, const xmlNode *n, struct problem *p)
 {
     if (strcmp((const char *)n->name, "kernel") == 0)
         return read_verbatim(&d->kernel, n, p);
+    if (strcmp((const char *)n->name, "initrd") == 0)
+        return read_verbatim(&d->initrd, n, p);
     if (strcmp((const char *)n->name, "cmdline") == 0)
         return read_verbatim(&d->cmdline, n, p);
     for (size_t i = 0; i < sizeof elements / sizeof elements[0]; i++) {
@@ -414,6 +433,30 @@ static void put_element(struct buf *b, const char *indent, const char *name, con
     buf_fmt(b, "</%s>\n", name);
 }
 
+/* A value between apostrophes; a parser would take blanks other than spaces for spaces. */
+static void put_attribute(struct buf *b, const char *name, const char *text)
+{
+    buf_fmt(b, " %s='", name);
+    for (; *text != '\0'; text++) {
+        if (*text == '\'')
+            buf_str(b, "&apos;");
+        else
+            put_escaped(b, (const char[]){*text, '\0'});
+    }
+    buf_char(b, '\'');
+}
+
+static void put_modules(struct buf *b, const struct vm_def *d)
+{
+    for (unsigned i = 0; i < d->nr_modules; i++) {
+        buf_str(b, "  <mayfly:module");
+        put_attribute(b, "file", d->module[i].file);
+        if (d->module[i].cmdline != NULL && d->module[i].cmdline[0] != '\0')
+            put_attribute(b, "cmdline", d->module[i].cmdline);
+        buf_str(b, "/>\n");
+    }
+}
+
 /* Names of engines and strategies need no escapes. */
 static void put_strategy(struct buf *b, const struct vm_def *d)
 {
@@ -444,10 +487,13 @@ void def_to_xml(const struct vm_def *d, struct buf *b)
                 d->cap * CAP_PERCENT);
     buf_str(b, "  </cputune>\n  <os>\n    <type arch='x86_64'>hvm</type>\n");
     put_element(b, "    ", "kernel", d->kernel == NULL ? "" : d->kernel);
+    if (d->initrd != NULL)
+        put_element(b, "    ", "initrd", d->initrd);
     if (d->cmdline != NULL && d->cmdline[0] != '\0')
         put_element(b, "    ", "cmdline", d->cmdline);
     buf_str(b, "  </os>\n");
     put_element(b, "  ", "on_reboot", d->reset_ends ? "destroy" : "restart");
     put_strategy(b, d);
+    put_modules(b, d);
     buf_str(b, "</domain>\n");
 }

@@ -75,11 +75,11 @@ void end_report_json(struct jsonw *w, const struct mf_end_report *r, const char 
 /* The arguments of vm_create that a definition stands for. */
 void def_to_create(const struct vm_def *d, struct mf_args_vm_create *a);
 /*
- * Adds vm_image (for `id`) to a batch; `fd` goes with it. The fd is valid until the next call.
- * Errors of kernels_open.
+ * Adds vm_image (for `id`) to a batch; the fds of `set` go with it. The kernel is prepared
+ * (kernels_need). Errors of kernels_open; MF_E_RANGE with the field `cmdline`.
  */
 enum mf_status add_image(struct hvd *d, struct link_batch *b, const struct vm_def *def, uint32_t id,
-                         int *fd, struct problem *p);
+                         struct kernel_set *set, struct problem *p);
 /*
  * Goes through the replies of a batch that may have made a VM: *id is its number (0: none), and
  * the first failure becomes the problem. An image's failure names the field `kernel`.

@@ -44,6 +44,7 @@ static void quit(struct program *p)
     log_line(LOG_INFO, "going down; VMs go on");
     p->busy_at = uv_now(&p->d.loop);
     core_fini(&p->d.core);
+    kernels_quit(&p->d.kernels);
     runs_quit(&p->d);
     waits_quit(&p->d);
     http_quit(&p->d.http);
@@ -173,7 +174,7 @@ static enum mf_status init_parts(struct program *p, struct problem *why)
 
     d->consoles.d = d;
     hub_init(&d->hub);
-    kernels_init(&d->kernels);
+    kernels_init(&d->kernels, &d->loop, &d->jobs);
     if (!core_init(&d->core, d, &cfg))
         return problem_nomem(why);
     vms_init(&d->vms, &d->core.link, &d->hub);

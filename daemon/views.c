@@ -108,16 +108,52 @@ void def_to_create(const struct vm_def *d, struct mf_args_vm_create *a)
     memcpy(a->uuid, d->uuid, 16);
 }
 
-enum mf_status add_image(struct hvd *d, struct link_batch *b, const struct vm_def *def, uint32_t id,
-                         int *fd, struct problem *p)
+/* The command line as the guest gets it. */
+static enum mf_status put_cmdline(struct buf *b, const struct vm_def *def,
+                                  const struct linux_kernel *k, struct problem *p)
 {
-    const char *cmdline = def->cmdline == NULL ? "" : def->cmdline;
-    struct mf_args_vm_image a = {.vm = id, .cmdline_len = (uint32_t)strlen(cmdline)};
+    const char *user = def->cmdline == NULL ? "" : def->cmdline;
+    uint32_t max = MF_CMDLINE_MAX - 1;
 
-    if (kernels_open(&d->kernels, def->kernel == NULL ? "" : def->kernel, fd, p) != MF_OK)
-        return p->status;
-    link_batch_add(b, MF_CALL_VM_IMAGE, &a, cmdline, a.cmdline_len);
-    return MF_OK;
+    if (k->form != LINUX_NOT && k->cmdline_max < max)
+        max = k->cmdline_max;
+    if (strlen(user) > max)
+        return problem_set(p, MF_E_RANGE, "cmdline",
+                           "the command line has %zu bytes, this kernel takes %" PRIu32,
+                           strlen(user), max);
+    if (k->form == LINUX_NOT)
+        buf_str(b, user);
+    else
+        linux_cmdline(user, max, b);
+    return b->failed ? problem_nomem(p) : MF_OK;
+}
+
+enum mf_status add_image(struct hvd *d, struct link_batch *b, const struct vm_def *def, uint32_t id,
+                         struct kernel_set *set, struct problem *p)
+{
+    struct mf_args_vm_image a = {.vm = id};
+    struct buf tail = {0};
+
+    if (kernels_open(&d->kernels, def, set, p) != MF_OK ||
+        put_cmdline(&tail, def, set->linux_, p) != MF_OK)
+        goto out;
+    a.cmdline_len = (uint32_t)tail.len;
+    if (def->initrd != NULL)
+        a.nr_modules++; /* without a command line */
+    for (unsigned i = 0; i < def->nr_modules; i++) {
+        const char *text = def->module[i].cmdline == NULL ? "" : def->module[i].cmdline;
+        a.module_len[a.nr_modules++] = (uint32_t)strlen(text);
+        buf_str(&tail, text);
+    }
+    a.setup_len = set->linux_->setup_len;
+    buf_add(&tail, set->linux_->setup, a.setup_len);
+    if (tail.failed)
+        problem_nomem(p);
+    else
+        link_batch_add(b, MF_CALL_VM_IMAGE, &a, tail.p, tail.len);
+out:
+    buf_fini(&tail);
+    return p->status;
 }
 
 enum mf_status batch_outcome(const struct link_reply *r, uint32_t *id, struct problem *p)

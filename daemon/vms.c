@@ -137,7 +137,7 @@ struct vm *vms_add(struct vms *v, struct vm_def *def)
     vm->listed = true;
     vm->def = *def;
     vm->state = MF_VM_SHUTOFF;
-    def->kernel = def->cmdline = NULL;
+    def_taken(def);
     struct vm **bucket = &v->by_name[hash_name(vm->def.name)];
     vm->name_next = *bucket;
     *bucket = vm;

@@ -88,8 +88,8 @@ enum mf_status boot_info_multiboot(const struct boot_load *l, struct stage2 *s2)
     struct mb_info info = {
         .flags = MB_MEMORY | MB_MAP | MB_LOADER | (p->cmdline ? MB_CMDLINE : 0) |
                  (l->set->nr_modules ? MB_MODULES : 0),
-        .mem_lower = kib(low < 0xa0000 ? low : 0xa0000),
-        .mem_upper = low > 0x100000 ? kib(low - 0x100000) : 0,
+        .mem_lower = kib(low < BOOT_HOLE_FROM ? low : BOOT_HOLE_FROM),
+        .mem_upper = low > BOOT_HOLE_END ? kib(low - BOOT_HOLE_END) : 0,
         .cmdline = (uint32_t)p->cmdline,
         .mods_count = l->set->nr_modules,
         .mods_addr = (uint32_t)(p->area + BOOT_AT_MODULES),

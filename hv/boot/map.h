@@ -5,6 +5,7 @@
 #ifndef MAYFLY_BOOT_MAP_H
 #define MAYFLY_BOOT_MAP_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #define BOOT_LOW_MAX   (UINT64_C(3) << 30)
@@ -48,11 +49,15 @@ struct boot_tables {
 };
 #define BOOT_TABLES_MAX 8192u
 
+#define BOOT_HOLE_FROM 0xa0000u /* where a PC has no RAM: kernels from that world expect it */
+#define BOOT_HOLE_END  0x100000u
+
 /*
- * The map of a guest with `ram` whose ACPI tables lie in [acpi, acpi + acpi_bytes), inside low RAM;
- * whole pages of it are named ACPI. acpi_bytes 0: there are none.
+ * The map of a guest with `ram`, with the PC's hole reserved if `hole`, whose ACPI tables lie in
+ * [acpi, acpi + acpi_bytes), inside low RAM; whole pages of it are named ACPI. acpi_bytes 0: there
+ * are none.
  */
-void boot_map_make(const struct boot_ram *ram, uint64_t acpi, uint64_t acpi_bytes,
+void boot_map_make(const struct boot_ram *ram, bool hole, uint64_t acpi, uint64_t acpi_bytes,
                    struct boot_map *out);
 
 #endif

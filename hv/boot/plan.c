@@ -247,6 +247,7 @@ enum mf_status boot_plan_make(const struct boot_set *set, const struct boot_ram 
     if (!st)
         st = place_modules(p, set, ram, e);
     if (!st)
-        boot_map_make(ram, p->tables, p->tables_bytes, &p->map);
+        boot_map_make(ram, p->kind == BOOT_ENTRY_LINUX64 || p->kind == BOOT_ENTRY_MULTIBOOT,
+                      p->tables, p->tables_bytes, &p->map);
     return st;
 }

@@ -110,6 +110,36 @@ static void test_depth(void **state)
     refused(text, DEF_DEFINE, MF_E_MALFORMED, "");
 }
 
+/* Initial RAM disk and modules: read, limited, named when they are wrong. */
+static void test_modules(void **state)
+{
+    struct problem p = {0};
+    struct vm_def d;
+    char many[1024] = "{\"kernel\":\"/k\",\"modules\":[";
+
+    (void)state;
+    assert_int_equal(read_def("{\"kernel\":\"/k\",\"initrd\":\"/i\",\"modules\":[{\"file\":\"/m\","
+                              "\"cmdline\":\"a b\"},{\"file\":\"/n\"}]}",
+                              DEF_RUN, &d, &p),
+                     MF_OK);
+    assert_string_equal(d.initrd, "/i");
+    assert_int_equal(d.nr_modules, 2);
+    assert_string_equal(d.module[0].cmdline, "a b");
+    assert_string_equal(d.module[1].file, "/n");
+    def_fini(&d);
+    refused("{\"kernel\":\"/k\",\"initrd\":\"i\"}", DEF_RUN, MF_E_RANGE, "initrd");
+    refused("{\"kernel\":\"/k\",\"modules\":[{\"cmdline\":\"\"}]}", DEF_RUN, MF_E_MALFORMED,
+            "modules");
+    refused("{\"kernel\":\"/k\",\"modules\":[{\"file\":\"/m\",\"x\":1}]}", DEF_RUN, MF_E_MALFORMED,
+            "modules");
+    refused("{\"kernel\":\"/k\",\"modules\":[{\"file\":\"m\"}]}", DEF_RUN, MF_E_RANGE, "modules");
+    refused("{\"kernel\":\"/k\",\"modules\":[7]}", DEF_RUN, MF_E_MALFORMED, "modules");
+    for (unsigned i = 0; i < MF_MODULES_MAX; i++)
+        strcat(many, i ? ",{\"file\":\"/m\"}" : "{\"file\":\"/m\"}");
+    strcat(many, "],\"initrd\":\"/i\"}");
+    refused(many, DEF_RUN, MF_E_RANGE, "modules");
+}
+
 /* What must be there is named when it is missing. */
 static void test_missing(void **state)
 {
@@ -256,6 +286,7 @@ static void test_write(void **state)
     jsonw_object_end(&w);
     assert_string_equal(w.b.p, "{\"name\":\"a\",\"uuid\":\"0c80c3ff-25e3-4312-9557-278613256d56\","
                                "\"memory\":67108864,\"vcpus\":1,\"kernel\":\"/k\",\"cmdline\":\"\","
+                               "\"initrd\":null,\"modules\":[],"
                                "\"engine\":\"auto\",\"teardown\":null,\"on_reset\":\"restart\","
                                "\"weight\":100,\"cap\":0}");
     jsonw_fini(&w);
@@ -265,17 +296,12 @@ static void test_write(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_good),
-        cmocka_unit_test(test_syntax),
-        cmocka_unit_test(test_depth),
-        cmocka_unit_test(test_missing),
-        cmocka_unit_test(test_unknown_and_types),
-        cmocka_unit_test(test_names),
-        cmocka_unit_test(test_memory),
-        cmocka_unit_test(test_huge_number),
-        cmocka_unit_test(test_ranges),
-        cmocka_unit_test(test_long_texts),
-        cmocka_unit_test(test_write),
+        cmocka_unit_test(test_good),        cmocka_unit_test(test_syntax),
+        cmocka_unit_test(test_depth),       cmocka_unit_test(test_missing),
+        cmocka_unit_test(test_modules),     cmocka_unit_test(test_unknown_and_types),
+        cmocka_unit_test(test_names),       cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_huge_number), cmocka_unit_test(test_ranges),
+        cmocka_unit_test(test_long_texts),  cmocka_unit_test(test_write),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -177,7 +177,7 @@ static void test_round_trip(void **state)
 {
     struct vm_def d;
     struct vm_def back;
-    struct problem p;
+    struct problem p = {0};
     struct buf b = {0};
 
     (void)state;
@@ -193,6 +193,9 @@ static void test_round_trip(void **state)
     strcpy(d.teardown, "single");
     d.kernel = strdup("/a <b> & 'c' \"d\" ]]> \xc3\xa4");
     d.cmdline = strdup("  lead & trail  ");
+    d.initrd = strdup("/i <i>");
+    assert_int_equal(def_add_module(&d, "/m 'n'", " a  \"b\" & c", &p), MF_OK);
+    assert_int_equal(def_add_module(&d, "/o", NULL, &p), MF_OK);
     def_to_xml(&d, &b);
     assert_false(b.failed);
     assert_int_equal(read_def(b.p, &back, &p), MF_OK);
