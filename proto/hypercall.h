@@ -54,7 +54,8 @@
 #define MF_GRACE_DEFAULT_NS UINT64_C(5000000000)
 #define MF_GRACE_MAX_NS     UINT64_C(600000000000)
 #define MF_GUEST_WRITE_MAX  4096u
-#define MF_VM_LAST_CREATED  0xffffffffu /* inside a batch */
+#define MF_PART_FRAMES_MAX  (UINT64_C(1) << 18) /* guest frames that one call works on: 1 GiB */
+#define MF_VM_LAST_CREATED  0xffffffffu         /* inside a batch */
 #define MF_ORDERS           (MF_ORDER_MAX + 1u)
 
 enum mf_call_nr {
@@ -154,7 +155,10 @@ struct mf_vm_info {
     char teardown[MF_NAME_MAX];
     struct mf_end_report end; /* of the last life; reason NONE when none ended yet */
     uint32_t moves;           /* state transitions since it was made, modulo 2^32 */
-    uint32_t reserved;
+    uint32_t dirty_log;       /* 1: written frames are logged */
+    uint64_t leaves[3];       /* of 4 KiB, 2 MiB, 1 GiB; all roots */
+    uint64_t frames_given;    /* given back by balloon calls in this life; may be backed again */
+    uint64_t frames_taken;    /* backed by balloon calls in this life */
 };
 
 /* ---- calls */
@@ -305,6 +309,50 @@ struct mf_reply_console_write {
     uint32_t reserved;
 };
 
+enum mf_balloon_op { MF_BALLOON_GIVE = 1, MF_BALLOON_TAKE = 2 };
+
+/* Guest frames: 1 to MF_PART_FRAMES_MAX, all of them RAM of the VM. */
+struct mf_args_balloon {
+    uint32_t vm;
+    uint32_t op;    /* enum mf_balloon_op */
+    uint64_t first; /* guest frame */
+    uint64_t frames;
+};
+/* A frame that the guest touches while its range is given back may be counted twice. */
+struct mf_reply_balloon {
+    uint64_t frames; /* frames of RAM that went to the heap, or came from it */
+    uint64_t tables; /* tables that went with them */
+    uint64_t splits; /* large leaves split at the range's ends */
+    uint64_t loops;  /* of the teardown strategy */
+    uint64_t steps;
+    uint64_t step_max_ns;
+    uint64_t total_ns;
+    char teardown[MF_NAME_MAX]; /* the strategy that did it */
+};
+
+struct mf_args_dirty_log {
+    uint32_t vm;
+    uint32_t on; /* 1: start, all marks cleared; 0: end */
+};
+
+struct mf_args_dirty_fetch {
+    uint32_t vm;
+    uint32_t reserved;
+    uint64_t first;  /* guest frame */
+    uint64_t frames; /* as in mf_args_balloon */
+};
+/*
+ * Bit i % 64 of word i / 64 stands for frame first + i. A large leaf counts as a whole, and so does
+ * a range that was given back.
+ */
+struct mf_reply_dirty_fetch {
+    uint64_t first;
+    uint64_t frames;
+    uint64_t dirty; /* bits that are set */
+    uint32_t words; /* (frames + 63) / 64 */
+    uint32_t reserved;
+};
+
 struct mf_args_strategy {
     uint32_t kind; /* enum mf_plugin_kind */
     uint32_t reserved;
@@ -396,7 +444,7 @@ _Static_assert(sizeof(struct mf_event) == 168, "mf_event");
 _Static_assert(sizeof(struct mf_args_vm_create) == 144, "mf_args_vm_create");
 _Static_assert(sizeof(struct mf_args_vm_image) == 48, "mf_args_vm_image");
 _Static_assert(sizeof(struct mf_end_report) == 312, "mf_end_report");
-_Static_assert(sizeof(struct mf_vm_info) == 528, "mf_vm_info");
+_Static_assert(sizeof(struct mf_vm_info) == 568, "mf_vm_info");
 _Static_assert(sizeof(struct mf_reply_heap_info) == 320, "mf_reply_heap_info");
 _Static_assert(sizeof(struct mf_strategy_info) == 192, "mf_strategy_info");
 _Static_assert(sizeof(struct mf_reply_swap) == 96, "mf_reply_swap");

@@ -45,6 +45,10 @@ struct call {
         struct strategy *strategy;
         struct batch *batch;
         bool started;
+        struct {
+            bool asked;
+            uint32_t vm;
+        } part;
     } u;
 };
 
@@ -60,7 +64,7 @@ int call_take_fd(struct call *c);
 /* The VM that `id` names, or NULL with c->err filled (MF_E_NOT_FOUND). */
 struct vm *call_vm(struct call *c, uint32_t id);
 
-/* One for each call of the control door; in host.c, vms.c, strategies.c and batch.c. */
+/* One for each call of the control door; in host.c, vms.c, part.c, strategies.c and batch.c. */
 #define CALL_HANDLERS(X)                                                                           \
     X(HELLO)                                                                                       \
     X(HOST_INFO)                                                                                   \
@@ -79,6 +83,9 @@ struct vm *call_vm(struct call *c, uint32_t id);
     X(VM_INFO)                                                                                     \
     X(CONSOLE_READ)                                                                                \
     X(CONSOLE_WRITE)                                                                               \
+    X(VM_BALLOON)                                                                                  \
+    X(VM_DIRTY_LOG)                                                                                \
+    X(VM_DIRTY_FETCH)                                                                              \
     X(STRATEGY_LOAD)                                                                               \
     X(STRATEGY_UNLOAD)                                                                             \
     X(STRATEGY_LIST)                                                                               \

@@ -36,6 +36,7 @@ void core_destroy_all(struct core *c);
 uint32_t core_live_vms(struct core *c);
 
 /* The guest door: the same table, other rows. */
-enum machine_result guest_call(struct vm *vm, uint64_t nr, const uint64_t arg[4], int64_t *result);
+enum machine_result guest_call(struct vm *vm, unsigned vcpu, uint64_t nr, const uint64_t arg[4],
+                               int64_t *result);
 
 #endif

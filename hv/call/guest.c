@@ -10,21 +10,23 @@ static int64_t minus(enum mf_status st)
     return -(int64_t)st;
 }
 
-static enum machine_result guest_GUEST_VERSION(struct vm *vm, const uint64_t arg[4],
+static enum machine_result guest_GUEST_VERSION(struct vm *vm, unsigned vcpu, const uint64_t arg[4],
                                                int64_t *result)
 {
     (void)vm;
+    (void)vcpu;
     (void)arg;
     *result = MF_ABI_VERSION;
     return MACHINE_OK;
 }
 
-static enum machine_result guest_GUEST_CONSOLE_WRITE(struct vm *vm, const uint64_t arg[4],
-                                                     int64_t *result)
+static enum machine_result guest_GUEST_CONSOLE_WRITE(struct vm *vm, unsigned vcpu,
+                                                     const uint64_t arg[4], int64_t *result)
 {
     uint8_t buf[MF_GUEST_WRITE_MAX];
     enum mf_status st;
 
+    (void)vcpu;
     if (arg[1] > sizeof buf) {
         *result = minus(MF_E_TOO_BIG);
         return MACHINE_OK;
@@ -39,9 +41,10 @@ static enum machine_result guest_GUEST_CONSOLE_WRITE(struct vm *vm, const uint64
     return MACHINE_OK;
 }
 
-static enum machine_result guest_GUEST_SHUTDOWN(struct vm *vm, const uint64_t arg[4],
+static enum machine_result guest_GUEST_SHUTDOWN(struct vm *vm, unsigned vcpu, const uint64_t arg[4],
                                                 int64_t *result)
 {
+    (void)vcpu;
     if (arg[0] > GUEST_CODE_MAX) {
         *result = minus(MF_E_RANGE);
         return MACHINE_OK;
@@ -51,14 +54,40 @@ static enum machine_result guest_GUEST_SHUTDOWN(struct vm *vm, const uint64_t ar
     return MACHINE_STOP;
 }
 
-static enum machine_result guest_GUEST_YIELD(struct vm *vm, const uint64_t arg[4], int64_t *result)
+static enum machine_result guest_GUEST_YIELD(struct vm *vm, unsigned vcpu, const uint64_t arg[4],
+                                             int64_t *result)
 {
+    (void)vcpu;
     (void)arg;
     *result = (int64_t)atomic_load(&vm->guest_events);
     return MACHINE_YIELD;
 }
 
-enum machine_result guest_call(struct vm *vm, uint64_t nr, const uint64_t arg[4], int64_t *result)
+/* While it is not finished the vCPU gives its slice up: the work is the VM's job's. */
+static enum machine_result balloon(struct vm *vm, unsigned vcpu, enum vm_part_op op,
+                                   const uint64_t arg[4], int64_t *result)
+{
+    uint64_t frames = 0;
+    enum mf_status st = vm_part_guest(vm, vcpu, op, arg[0], arg[1], &frames);
+
+    *result = st ? minus(st) : (int64_t)frames;
+    return st == MF_AGAIN ? MACHINE_YIELD : MACHINE_OK;
+}
+
+static enum machine_result guest_GUEST_BALLOON_GIVE(struct vm *vm, unsigned vcpu,
+                                                    const uint64_t arg[4], int64_t *result)
+{
+    return balloon(vm, vcpu, VM_PART_GIVE, arg, result);
+}
+
+static enum machine_result guest_GUEST_BALLOON_TAKE(struct vm *vm, unsigned vcpu,
+                                                    const uint64_t arg[4], int64_t *result)
+{
+    return balloon(vm, vcpu, VM_PART_TAKE, arg, result);
+}
+
+enum machine_result guest_call(struct vm *vm, unsigned vcpu, uint64_t nr, const uint64_t arg[4],
+                               int64_t *result)
 {
     const struct mf_call_row *row = nr <= UINT16_MAX ? mf_call_row((unsigned)nr) : NULL;
 
@@ -73,11 +102,13 @@ enum machine_result guest_call(struct vm *vm, uint64_t nr, const uint64_t arg[4]
     switch (nr) {
 #define GUEST_CALL(sym)                                                                            \
     case MF_CALL_##sym:                                                                            \
-        return guest_##sym(vm, arg, result)
+        return guest_##sym(vm, vcpu, arg, result)
         GUEST_CALL(GUEST_VERSION);
         GUEST_CALL(GUEST_CONSOLE_WRITE);
         GUEST_CALL(GUEST_SHUTDOWN);
         GUEST_CALL(GUEST_YIELD);
+        GUEST_CALL(GUEST_BALLOON_GIVE);
+        GUEST_CALL(GUEST_BALLOON_TAKE);
     default:
         *result = minus(MF_E_UNKNOWN_CALL);
         return MACHINE_OK;

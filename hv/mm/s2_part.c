@@ -343,6 +343,7 @@ enum mf_status stage2_dirty_fetch(struct stage2 *s2, unsigned root, gfn_t first,
                                   uint64_t *bits, uint64_t *epoch)
 {
     uint64_t end = first.v + n, g = first.v;
+    bool any = false;
     struct s2_walk w;
 
     if (!range_ok(s2, root, first, n))
@@ -356,12 +357,14 @@ enum mf_status stage2_dirty_fetch(struct stage2 *s2, unsigned root, gfn_t first,
         next = next < end ? next : end;
         if (w.pte & MF_PTE_DIRTY) {
             atomic_fetch_and(&w.tab[w.index], ~MF_PTE_DIRTY);
+            any = true;
             for (uint64_t i = g - first.v; i < next - first.v; i++)
                 bits[i / 64] |= UINT64_C(1) << i % 64;
         }
         g = next;
     }
-    *epoch = atomic_fetch_add(&s2->epoch, 1) + 1;
+    /* No mark was cleared: nobody need forget anything but what earlier calls asked for. */
+    *epoch = any ? atomic_fetch_add(&s2->epoch, 1) + 1 : atomic_load(&s2->epoch);
     s2_unlock(s2);
     return MF_OK;
 }

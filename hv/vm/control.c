@@ -185,7 +185,7 @@ static enum mf_status set_locked(struct vm *vm, struct strategy *to, struct mf_e
     if (vm->state == MF_VM_STARTING || vm->state == MF_VM_STOPPING)
         return error_set(e, MF_E_STATE, NULL, "the VM is %s: its strategy cannot change now",
                          vm_state_word(vm->state));
-    if (vm->s2 && tracks(to) && !tracks(vm->teardown)) {
+    if (vm->s2 && (vm->part.zapping || (tracks(to) && !tracks(vm->teardown)))) {
         vm->swap_to = to;
         vm->swap_began = t;
         vm->swap_status = MF_BLOCKED;
@@ -226,16 +226,17 @@ enum mf_status vm_teardown_result(struct vm *vm, struct mf_reply_swap *report, s
 /* A step of the job: the used-entry bitmaps are built while the guest runs, then the switch. */
 bool vm_track_step(struct vm *vm)
 {
-    bool pending;
+    bool pending, build;
     enum mf_status st;
 
     pthread_mutex_lock(&vm->lock);
     pending = vm->swap_to && vm->s2;
+    build = pending && tracks(vm->swap_to);
     pthread_mutex_unlock(&vm->lock);
     if (!pending)
         return false;
     /* The second stage stays: only this job takes it away. */
-    st = stage2_track_step(vm->s2, VM_TRACK_STEP);
+    st = build ? stage2_track_step(vm->s2, VM_TRACK_STEP) : MF_OK;
     if (st == MF_AGAIN)
         return true;
     pthread_mutex_lock(&vm->lock);

@@ -605,9 +605,14 @@ bool vm_job(struct sched_vm *v)
     if (atomic_exchange(&vm->deadline_hit, false))
         vm_end(vm, MF_END_SHUTDOWN, 0, NULL);
     state = vm_get_state(vm);
-    if (state == MF_VM_STOPPING)
+    if (state == MF_VM_STOPPING) {
+        vm_part_abort(vm);
         return end_job(vm);
+    }
     if (state == MF_VM_STARTING)
         return life_load(vm, VM_LOAD_STEP);
-    return vm_track_step(vm);
+    /* A swap of the strategy waits for the end of a chunk, and the next chunk for the swap. */
+    if (!vm_part_zapping(&vm->part) && vm_track_step(vm))
+        return true;
+    return vm_part_step(vm);
 }

@@ -39,9 +39,8 @@ static enum machine_result hypercall(void *m, struct vcpu *v, uint64_t nr, const
 {
     struct vm *vm = m;
 
-    (void)v;
     if (vm->vmm->guest_call)
-        return vm->vmm->guest_call(vm, nr, arg, result);
+        return vm->vmm->guest_call(vm, v->index, nr, arg, result);
     *result = -(int64_t)MF_E_UNKNOWN_CALL;
     return MACHINE_OK;
 }

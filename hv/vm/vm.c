@@ -219,6 +219,7 @@ static void vm_free(struct vm *vm)
     strategies_put(vm->vmm->strategies, vm->teardown);
     boot_set_destroy(vm->boot, &vm->vmm->images);
     console_fini(&vm->console);
+    vm_part_fini(&vm->part);
     pthread_mutex_destroy(&vm->lock);
     free(vm->cpus);
     free(vm);
@@ -375,6 +376,10 @@ static void info_counters(struct vm *vm, struct mf_vm_info *out)
     stage2_get_info(vm->s2, &s2);
     out->frames_ram = s2.frames_ram;
     out->frames_table = s2.frames_table;
+    memcpy(out->leaves, s2.leaves, sizeof out->leaves);
+    out->dirty_log = vm->part.dirty != NULL;
+    out->frames_given = vm->part.given;
+    out->frames_taken = vm->part.taken;
 }
 
 void vm_get_info(struct vm *vm, struct mf_vm_info *out)

@@ -17,6 +17,7 @@
 #include "hv/host/strategies.h"
 #include "hv/mm/teardown.h"
 #include "hv/vm/console.h"
+#include "hv/vm/part.h"
 #include "hv/vm/sched.h"
 #include "hv/vm/state.h"
 
@@ -50,6 +51,7 @@ struct vm_cpu {
     struct vcpu cpu; /* first: the engine's */
     struct sched_cpu sched;
     struct vm *vm;
+    struct vm_part_request part; /* of the guest on it; under vm->lock */
 };
 
 /* Where a VM's job stands: loading at the start, teardown at the end. */
@@ -113,6 +115,7 @@ struct vm {
     unsigned tries;
     struct boot_load load;
     struct teardown zap;
+    struct vm_part part; /* has fields under lock too */
     struct mf_end_report report;
 };
 
@@ -125,8 +128,8 @@ struct vmm {
     struct sched_ops sched_ops;
     struct vmm_events events; /* set before the first VM; ops may be NULL */
     /* A guest's hypercall; NULL: there are none. */
-    enum machine_result (*guest_call)(struct vm *vm, uint64_t nr, const uint64_t arg[4],
-                                      int64_t *result);
+    enum machine_result (*guest_call)(struct vm *vm, unsigned vcpu, uint64_t nr,
+                                      const uint64_t arg[4], int64_t *result);
     _Atomic uint32_t running;  /* starting, running, paused or stopping */
     _Atomic uint32_t stopping; /* of them, with memory on its way back */
 

@@ -82,11 +82,12 @@ class Server(socketserver.ThreadingUnixStreamServer):
 
 
 class FakeDaemon:
-    def __init__(self, path):
+    def __init__(self, path, answers=()):
+        """`answers`: (method, path, answer) that are there before the first request can come."""
         self.path = path
         self.lock = threading.Lock()
         self.requests = []
-        self.answers = {}
+        self.answers = {(method, path): answer for method, path, answer in answers}
         self.default = problem(404, "not-found", "no such object")
         self.server = Server(path, Handler)
         self.server.daemon = self

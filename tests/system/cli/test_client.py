@@ -210,8 +210,7 @@ except OSError:
     sys.exit(1)
 time.sleep(0.3)
 from fakehvd import Answer, FakeDaemon
-daemon = FakeDaemon({self.socket!r})
-daemon.on("GET", "/v1/vms", Answer(body={{"vms": []}}))
+daemon = FakeDaemon({self.socket!r}, [("GET", "/v1/vms", Answer(body={{"vms": []}}))])
 open({self.run_dir!r} + "/pid", "w").write(str(os.getpid()))
 time.sleep(600)
 """
