@@ -2,10 +2,7 @@
 
 #include <string.h>
 
-#define PM1_SLP_EN     0x2000u
-#define I8042_PULSE_FE 0xfeu /* pulse output line 0: the CPU's reset */
-#define I8042_STATUS   0x04u /* self test passed, both buffers empty */
-#define RESET_CPU      0x04u /* 0 to 1 resets; bit 1 chooses a hard reset */
+#define RESET_CPU 0x04u /* 0 to 1 resets; bit 1 chooses a hard reset */
 
 static enum bus_result end(struct bus_device *d, enum end_kind kind, uint64_t code)
 {
@@ -13,16 +10,6 @@ static enum bus_result end(struct bus_device *d, enum end_kind kind, uint64_t co
 
     p->end(p->arg, kind, code);
     return BUS_STOP;
-}
-
-/* PM1a control, 16 bits. Every sleep type that a guest enables is taken as power-off. */
-static enum bus_result acpi_write(struct bus_device *d, uint64_t offset, unsigned size,
-                                  uint64_t value)
-{
-    uint64_t word = value << (8 * offset);
-
-    (void)size;
-    return word & PM1_SLP_EN ? end(d, END_KIND_POWEROFF, 0) : BUS_OK;
 }
 
 static enum bus_result zero_read(struct bus_device *d, uint64_t offset, unsigned size,
@@ -43,24 +30,6 @@ static enum bus_result debug_exit_write(struct bus_device *d, uint64_t offset, u
     return end(d, END_KIND_DEBUG_EXIT, value);
 }
 
-static enum bus_result i8042_cmd_read(struct bus_device *d, uint64_t offset, unsigned size,
-                                      uint64_t *value)
-{
-    (void)d;
-    (void)offset;
-    (void)size;
-    *value = I8042_STATUS;
-    return BUS_OK;
-}
-
-static enum bus_result i8042_cmd_write(struct bus_device *d, uint64_t offset, unsigned size,
-                                       uint64_t value)
-{
-    (void)offset;
-    (void)size;
-    return (value & 0xff) == I8042_PULSE_FE ? end(d, END_KIND_RESET, 0) : BUS_OK;
-}
-
 static enum bus_result reset_write(struct bus_device *d, uint64_t offset, unsigned size,
                                    uint64_t value)
 {
@@ -79,11 +48,7 @@ static enum bus_result ignore_write(struct bus_device *d, uint64_t offset, unsig
     return BUS_OK;
 }
 
-static const struct bus_ops acpi_ops = {"acpi-pm1a", zero_read, acpi_write, NULL};
 static const struct bus_ops debug_exit_ops = {"debug-exit", zero_read, debug_exit_write, NULL};
-static const struct bus_ops i8042_data_ops = {"i8042-data", zero_read, ignore_write, NULL};
-static const struct bus_ops i8042_cmd_ops = {"i8042-command", i8042_cmd_read, i8042_cmd_write,
-                                             NULL};
 static const struct bus_ops reset_ops = {"reset-control", zero_read, reset_write, NULL};
 static const struct bus_ops delay_ops = {"delay", NULL, ignore_write, NULL};
 
@@ -96,10 +61,7 @@ enum mf_status end_ports_init(struct end_ports *p, struct bus *b,
         const struct bus_ops *ops;
         uint16_t first, last;
     } rows[] = {
-        {&p->acpi, &acpi_ops, PORT_ACPI_PM1A, PORT_ACPI_PM1A + 1},
         {&p->debug_exit, &debug_exit_ops, PORT_DEBUG_EXIT, PORT_DEBUG_EXIT + 3},
-        {&p->i8042_data, &i8042_data_ops, PORT_I8042_DATA, PORT_I8042_DATA},
-        {&p->i8042_cmd, &i8042_cmd_ops, PORT_I8042_CMD, PORT_I8042_CMD},
         {&p->reset, &reset_ops, PORT_RESET, PORT_RESET},
         {&p->delay, &delay_ops, PORT_DELAY, PORT_DELAY},
     };

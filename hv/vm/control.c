@@ -63,6 +63,7 @@ enum mf_status vm_resume(struct vm *vm, struct mf_error *e)
         atomic_store(&vm->clock_frozen, 0);
         vm_transition(vm, MF_VM_RUNNING);
         sched_vm_unblock(&vm->vmm->sched, &vm->sched);
+        chipset_rearm(&vm->chipset);
     }
     pthread_mutex_unlock(&vm->lock);
     return st;
@@ -99,6 +100,7 @@ enum mf_status vm_shutdown(struct vm *vm, uint64_t grace_ns, struct mf_error *e)
         st = wrong_state(vm, "shut down", e);
     } else {
         atomic_fetch_or(&vm->guest_events, MF_GUEST_EVENT_SHUTDOWN);
+        chipset_button(&vm->chipset);
         sched_deadline(&vm->vmm->sched, &vm->sched,
                        now(vm) + (grace_ns ? grace_ns : MF_GRACE_DEFAULT_NS));
     }

@@ -57,7 +57,7 @@ static void life_reset_machine(struct vm *vm)
     atomic_store(&vm->first_run_at, 0);
     atomic_store(&vm->deadline_hit, false);
     atomic_store(&vm->clock_frozen, 0);
-    bus_reset(&vm->bus);
+    vm_machine_reset(vm);
     for (unsigned i = 0; i < vm->config.vcpus; i++) {
         struct vcpu *v = &vm->cpus[i].cpu;
 
@@ -162,6 +162,19 @@ static void life_told(struct vm *vm)
         vm->vmm->events.poke(vm->vmm->events.arg);
 }
 
+/* All but the first vCPU wait to be started by it. */
+static enum mf_status life_park_others(struct vm *vm)
+{
+    struct cpu_state state;
+    enum mf_status st = MF_OK;
+
+    cpu_state_reset(&state);
+    state.wait_sipi = 1;
+    for (unsigned i = 1; i < vm->config.vcpus && !st; i++)
+        st = vm->engine.ops->set_state(&vm->cpus[i].cpu, &state);
+    return st;
+}
+
 static void life_run(struct vm *vm, const struct boot_entry *entry)
 {
     struct cpu_state state;
@@ -169,6 +182,8 @@ static void life_run(struct vm *vm, const struct boot_entry *entry)
 
     vm_entry_state(entry, &state);
     st = vm->engine.ops->set_state(&vm->cpus[0].cpu, &state);
+    if (!st && vm->config.vcpus > 1)
+        st = life_park_others(vm);
 
     pthread_mutex_lock(&vm->lock);
     if (vm->state == MF_VM_STARTING && st) {

@@ -11,8 +11,8 @@
 /* What sched_step took out of the queues. */
 struct work {
     struct sched_vm *vm;   /* NULL: scrub */
-    struct sched_cpu *cpu; /* NULL: a job */
-    bool scrub;
+    struct sched_cpu *cpu; /* NULL: a job, or a timer */
+    bool scrub, timer;
 };
 
 /* ---- heap of entities by pass */
@@ -213,6 +213,51 @@ static struct sched_vm *job_take(struct sched *s)
     return v;
 }
 
+static void timer_queue(struct sched *s, struct sched_vm *v)
+{
+    if (v->timer_queued || v->blocked || v->stopping)
+        return;
+    v->timer_queued = true;
+    v->next_timer = NULL;
+    if (s->timer_first)
+        s->timer_last->next_timer = v;
+    else
+        s->timer_first = v;
+    s->timer_last = v;
+}
+
+static void timer_forget(struct sched *s, struct sched_vm *v)
+{
+    struct sched_vm **p = &s->timer_first, *prev = NULL;
+
+    if (!v->timer_queued)
+        return;
+    for (; *p != v; p = &(*p)->next_timer)
+        prev = *p;
+    *p = v->next_timer;
+    if (s->timer_last == v)
+        s->timer_last = prev;
+    v->timer_queued = false;
+}
+
+/* One at a time per VM: a second one waits behind the first. */
+static bool take_timer(struct sched *s, struct work *w)
+{
+    struct sched_vm *v = s->timer_first;
+
+    if (!v || v->timer_on)
+        return false;
+    s->timer_first = v->next_timer;
+    v->timer_queued = false;
+    /* Blocked or stopped meanwhile. */
+    if (v->blocked || v->stopping)
+        return take_timer(s, w);
+    v->timer_on = w->timer = true;
+    v->on_cpu++;
+    w->vm = v;
+    return true;
+}
+
 static void fire_timers(struct sched *s, uint64_t now)
 {
     while (s->timers_len && s->timers[0]->at <= now) {
@@ -224,6 +269,8 @@ static void fire_timers(struct sched *s, uint64_t now)
         if (t == &v->throttle) {
             v->throttled = false;
             vm_place(s, v);
+        } else if (t == &v->devices) {
+            timer_queue(s, v);
         } else {
             s->ops->deadline(v);
             job_queue(s, v);
@@ -262,6 +309,11 @@ static void take_cpu(struct sched *s, struct sched_vm *v, struct work *w)
 static bool take(struct sched *s, struct work *w)
 {
     memset(w, 0, sizeof *w);
+    if (s->timer_first && take_timer(s, w)) {
+        if (s->timer_first || s->heap_len)
+            wake_one(s);
+        return true;
+    }
     while (s->heap_len) {
         struct sched_entity *e = s->heap[0];
 
@@ -329,7 +381,10 @@ static void leave(struct sched *s, const struct work *w, enum sched_after after,
         return;
     }
     v->on_cpu--;
-    if (w->cpu) {
+    if (w->timer) {
+        v->timer_on = false;
+        v->run_ns += ns;
+    } else if (w->cpu) {
         leave_cpu(s, w, after, ns, now);
     } else {
         bool again = more || v->job_again;
@@ -341,8 +396,8 @@ static void leave(struct sched *s, const struct work *w, enum sched_after after,
     }
     if (v->on_cpu)
         return;
-    /* A job that ended while stopping has nothing left to do: only a slice's end starts it. */
-    if (v->stopping && w->cpu)
+    /* A job that ended while stopping has nothing left to do: only others' end starts it. */
+    if (v->stopping && (w->cpu || w->timer))
         job_queue(s, v);
     s->ops->idle(v);
 }
@@ -353,7 +408,9 @@ static void run(struct sched *s, const struct work *w)
     uint64_t t0 = s->ops->now_ns(s->ops->arg), t1;
     bool more = false;
 
-    if (w->cpu) {
+    if (w->timer) {
+        s->ops->timer(w->vm);
+    } else if (w->cpu) {
         after = s->ops->slice(w->cpu);
         atomic_fetch_add_explicit(&s->slices, 1, memory_order_relaxed);
     } else if (w->scrub) {
@@ -432,13 +489,13 @@ bool sched_reserve(struct sched *s, unsigned vms)
         struct sched_entity **heap = realloc(s->heap, cap * sizeof(struct sched_entity *));
         if (heap)
             s->heap = heap;
-        struct sched_timer **timers = realloc(s->timers, 2 * cap * sizeof(struct sched_timer *));
+        struct sched_timer **timers = realloc(s->timers, 3 * cap * sizeof(struct sched_timer *));
         if (timers)
             s->timers = timers;
         ok = heap && timers;
         if (ok) {
             s->heap_cap = cap;
-            s->timers_cap = 2 * cap;
+            s->timers_cap = 3 * cap;
         }
     }
     pthread_mutex_unlock(&s->lock);
@@ -500,6 +557,7 @@ void sched_vm_init(struct sched_vm *v, uint32_t weight, uint32_t cap)
     v->cap = cap;
     v->deadline = (struct sched_timer){.pos = -1, .vm = v};
     v->throttle = (struct sched_timer){.pos = -1, .vm = v};
+    v->devices = (struct sched_timer){.pos = -1, .vm = v};
 }
 
 void sched_cpu_init(struct sched_vm *v, struct sched_cpu *c)
@@ -532,6 +590,7 @@ void sched_vm_block(struct sched *s, struct sched_vm *v)
 {
     pthread_mutex_lock(&s->lock);
     v->blocked = true;
+    timer_cancel(s, &v->devices);
     vm_place(s, v);
     kick_all(s, v);
     pthread_mutex_unlock(&s->lock);
@@ -553,6 +612,7 @@ void sched_vm_stop(struct sched *s, struct sched_vm *v)
     vm_place(s, v);
     timer_cancel(s, &v->deadline);
     timer_cancel(s, &v->throttle);
+    timer_cancel(s, &v->devices);
     kick_all(s, v);
     /* A step of its job that is under way comes back; slices queue it when the last one ends. */
     if (!v->on_cpu || v->job_on) {
@@ -568,6 +628,8 @@ void sched_vm_reset(struct sched *s, struct sched_vm *v)
     entity_remove(s, &v->entity);
     timer_cancel(s, &v->deadline);
     timer_cancel(s, &v->throttle);
+    timer_cancel(s, &v->devices);
+    timer_forget(s, v);
     v->first = v->last = NULL;
     v->blocked = v->stopping = v->throttled = v->job_again = false;
     for (unsigned i = 0; i < v->nr_cpus; i++)
@@ -603,6 +665,7 @@ bool sched_vm_quiet(struct sched *s, struct sched_vm *v)
     pthread_mutex_lock(&s->lock);
     for (unsigned i = 0; i < v->nr_cpus; i++)
         quiet = quiet && v->cpus[i]->state != SCHED_CPU_ON;
+    quiet = quiet && !v->timer_on;
     pthread_mutex_unlock(&s->lock);
     return quiet;
 }
@@ -623,6 +686,14 @@ void sched_deadline(struct sched *s, struct sched_vm *v, uint64_t at)
     pthread_mutex_unlock(&s->lock);
 }
 
+void sched_timer(struct sched *s, struct sched_vm *v, uint64_t at)
+{
+    pthread_mutex_lock(&s->lock);
+    if (!v->blocked && !v->stopping && (v->devices.pos < 0 || v->devices.at > at))
+        timer_set(s, &v->devices, at);
+    pthread_mutex_unlock(&s->lock);
+}
+
 void sched_wake(struct sched *s, struct sched_cpu *c)
 {
     pthread_mutex_lock(&s->lock);
@@ -630,8 +701,6 @@ void sched_wake(struct sched *s, struct sched_cpu *c)
     if (c->state == SCHED_CPU_HALTED && !c->vm->stopping) {
         cpu_queue(s, c);
         wake_one(s);
-    } else if (c->state == SCHED_CPU_ON) {
-        s->ops->kick(c);
     }
     pthread_mutex_unlock(&s->lock);
 }

@@ -61,11 +61,12 @@ struct sched_vm {
     unsigned on_cpu;
     bool blocked, stopping, throttled;
     bool job_queued, job_on, job_again; /* again: asked for while it was on */
-    struct sched_vm *next_job;
+    bool timer_queued, timer_on;        /* its devices' deadline has come; is being served */
+    struct sched_vm *next_job, *next_timer;
     uint32_t cap; /* percent of one CPU per vCPU, 0: none */
     uint64_t period_at, used_ns;
     uint64_t run_ns; /* CPU time, ever */
-    struct sched_timer deadline, throttle;
+    struct sched_timer deadline, throttle, devices;
 };
 
 enum sched_after {
@@ -79,6 +80,8 @@ struct sched_ops {
     enum sched_after (*slice)(struct sched_cpu *c);
     /* One bounded step of the VM's job. True: more to do. */
     bool (*job)(struct sched_vm *v);
+    /* The devices' deadline has passed. Short; before slices and jobs. */
+    void (*timer)(struct sched_vm *v);
     /* The VM's deadline has passed; a job step follows. With the lock: only flags. */
     void (*deadline)(struct sched_vm *v);
     /* With the lock: makes a slice under way end soon. */
@@ -107,6 +110,7 @@ struct sched {
     unsigned heap_len, heap_cap;
     struct sched_entity background;
     struct sched_vm *job_first, *job_last;
+    struct sched_vm *timer_first, *timer_last;
     bool scrub_wanted, scrub_on;
     struct sched_timer **timers;
     unsigned timers_len, timers_cap;
@@ -137,12 +141,18 @@ void sched_vm_reset(struct sched *s, struct sched_vm *v);
 bool sched_vm_idle(struct sched *s, struct sched_vm *v);
 /* How many of its vCPUs are halted. */
 unsigned sched_vm_halted(struct sched *s, struct sched_vm *v);
-/* No slice is under way. */
+/* No slice is under way and no device's timer is being served. */
 bool sched_vm_quiet(struct sched *s, struct sched_vm *v);
 void sched_job(struct sched *s, struct sched_vm *v);
 /* Sets the deadline; an earlier one that is set already stays. */
 void sched_deadline(struct sched *s, struct sched_vm *v, uint64_t at);
-/* A halted vCPU gets queued, one on a CPU will not sleep. Any thread. */
+/*
+ * Calls ops->timer once the host's clock reaches `at`. An earlier moment that is set stays; nothing
+ * happens while the VM is blocked (then it is set again after unblock) or stopping. Any thread.
+ */
+void sched_timer(struct sched *s, struct sched_vm *v, uint64_t at);
+/* A halted vCPU gets queued, one on a CPU will not sleep: it sees its events by itself. Any thread.
+ */
 void sched_wake(struct sched *s, struct sched_cpu *c);
 /* There is memory to scrub. From a job: the worker that does it goes on with this. */
 void sched_scrub(struct sched *s);

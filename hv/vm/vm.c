@@ -22,6 +22,11 @@ static uint64_t now_ns(void *arg)
     return env->now_ns(env->arg);
 }
 
+static void timer(struct sched_vm *v)
+{
+    chipset_run(&((struct vm *)((char *)v - offsetof(struct vm, sched)))->chipset);
+}
+
 static void deadline(struct sched_vm *v)
 {
     struct vm *vm = (struct vm *)((char *)v - offsetof(struct vm, sched));
@@ -59,6 +64,7 @@ enum mf_status vmm_init(struct vmm *m, struct heap *heap, struct strategies *str
     m->names = calloc(MF_VMS_MAX, sizeof(struct vm *));
     m->sched_ops = (struct sched_ops){.slice = vm_slice,
                                       .job = vm_job,
+                                      .timer = timer,
                                       .deadline = deadline,
                                       .kick = kick,
                                       .idle = idle,
@@ -220,6 +226,7 @@ static void vm_free(struct vm *vm)
     boot_set_destroy(vm->boot, &vm->vmm->images);
     console_fini(&vm->console);
     vm_part_fini(&vm->part);
+    vm_machine_fini(vm);
     pthread_mutex_destroy(&vm->lock);
     free(vm->cpus);
     free(vm);
@@ -280,15 +287,17 @@ enum mf_status vm_create(struct vmm *m, const struct mf_args_vm_create *c, struc
         st = take_teardown(m, c->teardown, &teardown, e);
     if (st)
         return st;
-    vm = vm_alloc(m, c);
-    if (!vm || !sched_reserve(&m->sched, m->nr_vms + 1)) {
-        st = error_set(e, MF_E_NO_MEMORY, NULL, "no host memory for another VM");
-        goto fail;
+    vm = sched_reserve(&m->sched, m->nr_vms + 1) ? vm_alloc(m, c) : NULL;
+    if (!vm) {
+        strategies_put(m->strategies, teardown);
+        return error_set(e, MF_E_NO_MEMORY, NULL, "no host memory for another VM");
     }
     vm->teardown = teardown;
     st = vm_machine_init(vm);
-    if (st)
-        goto fail_vm;
+    if (st) {
+        vm_free(vm);
+        return error_set(e, st, NULL, "the machine's ports overlap");
+    }
     vm->id = take_id(m);
     link_vm(m, vm);
     m->vms_created++;
@@ -296,17 +305,6 @@ enum mf_status vm_create(struct vmm *m, const struct mf_args_vm_create *c, struc
     vm->create_ns = vm->created_at - t0;
     *out = vm;
     return MF_OK;
-fail_vm:
-    vm_free(vm);
-    return st;
-fail:
-    if (vm) {
-        vm->teardown = teardown;
-        vm_free(vm);
-    } else {
-        strategies_put(m->strategies, teardown);
-    }
-    return st;
 }
 
 enum mf_status vm_delete(struct vm *vm, struct mf_error *e)

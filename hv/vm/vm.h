@@ -10,8 +10,10 @@
 #ifndef MAYFLY_VM_VM_H
 #define MAYFLY_VM_VM_H
 
+#include "hv/boot/acpi.h"
 #include "hv/boot/load.h"
 #include "hv/cpu/engine.h"
+#include "hv/dev/chipset.h"
 #include "hv/dev/endports.h"
 #include "hv/dev/uart16550.h"
 #include "hv/host/strategies.h"
@@ -52,6 +54,9 @@ struct vm_cpu {
     struct sched_cpu sched;
     struct vm *vm;
     struct vm_part_request part; /* of the guest on it; under vm->lock */
+    struct lapic lapic;          /* the chipset's */
+    uint64_t pvclock;     /* guest-physical place of its kvm-clock; 0: none. Its own thread's */
+    uint32_t pvclock_ver; /* version written there last */
 };
 
 /* Where a VM's job stands: loading at the start, teardown at the end. */
@@ -85,6 +90,7 @@ struct vm {
     _Atomic bool deadline_hit;
 
     /* the machine; between life_begin and life's end */
+    struct chipset chipset;
     struct bus bus;
     struct uart16550 com1;
     struct end_ports ends;
@@ -221,6 +227,15 @@ void vm_end_locked(struct vm *vm, enum mf_end_reason reason, uint64_t code, cons
 void vm_swap_cancel(struct vm *vm);
 bool vm_track_step(struct vm *vm);
 enum mf_status vm_machine_init(struct vm *vm);
+void vm_machine_fini(struct vm *vm);
+/* Power-on state of all devices. No vCPU runs. */
+void vm_machine_reset(struct vm *vm);
+/* kvm-clock's MSRs. False: #GP. On the vCPU's own thread. */
+bool vm_pvclock_write(struct vm_cpu *c, uint32_t nr, uint64_t value);
+bool vm_pvclock_read(const struct vm_cpu *c, uint32_t nr, uint64_t *value);
+/* The vCPU's TSC was written. */
+void vm_pvclock_update(struct vm_cpu *c);
+uint64_t vm_wall_ns(void);
 /* The engine's state for an entry of hv/boot. */
 void vm_entry_state(const struct boot_entry *b, struct cpu_state *s);
 extern const struct machine_ops vm_machine_ops;

@@ -18,6 +18,8 @@ struct fake {
     unsigned jobs_left;
     enum sched_after after;
     bool deadline;
+    unsigned timers;
+    uint64_t timer_at, timer_next;
     _Atomic int inside;
     bool overlap;
 };
@@ -77,7 +79,26 @@ static bool scrub(void *arg)
     return scrubs_left && --scrubs_left;
 }
 
-static const struct sched_ops ops = {slice, job, deadline, kick, idle, scrub, now, NULL};
+static void timer(struct sched_vm *v)
+{
+    struct fake *f = (struct fake *)v;
+
+    f->timers++;
+    f->timer_at = clock_ns;
+    if (f->timer_next)
+        sched_timer(&sched, v, f->timer_next);
+}
+
+static const struct sched_ops ops = {
+    .slice = slice,
+    .job = job,
+    .timer = timer,
+    .deadline = deadline,
+    .kick = kick,
+    .idle = idle,
+    .scrub = scrub,
+    .now_ns = now,
+};
 
 static int setup(void **state)
 {
@@ -234,6 +255,62 @@ static void halt_and_wake(void **state)
     assert_false(sched_step(&sched));
 }
 
+/* Protects: devices' timers come before slices, not early, once, and again when set again; an
+ * earlier moment wins; a halted vCPU waits for them without running. */
+static void device_timers(void **state)
+{
+    struct fake *a = add(0, 100, 0, 1000);
+
+    (void)state;
+    a->after = SCHED_AFTER_HALT;
+    sched_vm_start(&sched, &a->vm);
+    assert_true(sched_step(&sched));
+    sched_timer(&sched, &a->vm, clock_ns + 500);
+    sched_timer(&sched, &a->vm, clock_ns + 900);
+    assert_false(sched_step(&sched));
+    clock_ns += 499;
+    assert_false(sched_step(&sched));
+    clock_ns += 1;
+    a->timer_next = clock_ns + 100;
+    sched_wake(&sched, &a->cpu[0]);
+    assert_true(sched_step(&sched));
+    assert_int_equal(a->timers, 1);
+    assert_int_equal(a->slices, 1);
+    a->timer_next = 0;
+    assert_true(sched_step(&sched)); /* the slice, which takes longer than the timer */
+    assert_int_equal(a->slices, 2);
+    assert_true(sched_step(&sched));
+    assert_int_equal(a->timers, 2);
+    assert_false(sched_step(&sched));
+    clock_ns += 10000;
+    assert_false(sched_step(&sched));
+}
+
+/* Protects: no timer of a VM that is blocked or stopping is served, whenever it was set or came. */
+static void device_timers_stand_still(void **state)
+{
+    struct fake *a = add(0, 100, 0, 1000);
+
+    (void)state;
+    sched_vm_start(&sched, &a->vm);
+    sched_timer(&sched, &a->vm, clock_ns + 5);
+    sched_vm_block(&sched, &a->vm);
+    sched_timer(&sched, &a->vm, clock_ns + 6);
+    clock_ns += 100;
+    assert_false(sched_step(&sched));
+    sched_vm_unblock(&sched, &a->vm);
+    assert_true(sched_step(&sched));
+    assert_int_equal(a->timers, 0);
+    sched_timer(&sched, &a->vm, clock_ns);
+    sched_vm_stop(&sched, &a->vm);
+    sched_timer(&sched, &a->vm, clock_ns);
+    while (sched_step(&sched))
+        ;
+    assert_int_equal(a->timers, 0);
+    sched_vm_reset(&sched, &a->vm);
+    assert_true(sched_vm_idle(&sched, &a->vm));
+}
+
 /* Protects: a blocked VM runs no slice, keeps its place and goes on; its job runs all the same. */
 static void block_and_unblock(void **state)
 {
@@ -352,8 +429,25 @@ static void kick_threads(struct sched_cpu *c)
     (void)c;
 }
 
-static const struct sched_ops ops_threads = {slice_threads, job_threads, deadline,    kick_threads,
-                                             idle_threads,  scrub,       now_threads, NULL};
+static void timer_threads(struct sched_vm *v)
+{
+    struct fake *f = (struct fake *)v;
+
+    atomic_fetch_add(&f->inside, 1);
+    __atomic_fetch_add(&f->timers, 1, __ATOMIC_SEQ_CST);
+    atomic_fetch_sub(&f->inside, 1);
+}
+
+static const struct sched_ops ops_threads = {
+    .slice = slice_threads,
+    .job = job_threads,
+    .timer = timer_threads,
+    .deadline = deadline,
+    .kick = kick_threads,
+    .idle = idle_threads,
+    .scrub = scrub,
+    .now_ns = now_threads,
+};
 
 /* Protects: a stopping VM's job never runs beside one of its slices, with slices on two threads. */
 static void stop_waits_for_slices(void **state)
@@ -373,7 +467,10 @@ static void stop_waits_for_slices(void **state)
         sched_cpu_init(&f->vm, &f->cpu[1]);
         sched_vm_start(&s, &f->vm);
         sched_wake(&s, &f->cpu[1]);
-        usleep(200);
+        for (unsigned i = 0; i < 20; i++) {
+            sched_timer(&s, &f->vm, 1);
+            usleep(10);
+        }
         sched_vm_stop(&s, &f->vm);
         for (unsigned i = 0; i < 100000 && !sched_vm_idle(&s, &f->vm); i++)
             usleep(100);
@@ -398,6 +495,8 @@ int main(void)
         T(background_is_fair),
         T(jobs_take_turns),
         T(halt_and_wake),
+        T(device_timers),
+        T(device_timers_stand_still),
         T(block_and_unblock),
         T(stop_leads_to_job),
         T(deadlines),
