@@ -4,7 +4,8 @@
  *   group   2 MiB; a 16-bit word counts the frames *in use*, or says that it is one whole
  *   bits    one for each frame, set while it is in use; only read in groups that are neither empty
  *           nor whole
- *   full    a hint, one bit for each group: it had no free frame when it was last looked at
+ *   full    a hint, one bit for each group: it had no free frame when it was last looked at; and
+ *           one bit for each 64 of them
  *
  * Counting what is in use makes zeroed metadata a valid heap with everything free: adding all of
  * memory writes one page, whatever its size.
@@ -13,8 +14,12 @@
  * lowers the count. So a group whose count is zero has no bit set and can be taken whole by one
  * compare-and-swap. Nothing ever waits but for a group whose bits are being written out.
  *
- * A CPU reserves up to 64 frames, one word of bits, and gives single frames from there. Its slot
- * has a flag that is only tried: whoever finds it taken goes to the groups directly.
+ * A CPU reserves up to 64 frames, one word of bits, and gives single frames from there; frames that
+ * are freed into one other word are collected and go back together. Nobody else touches that, since
+ * calls with the same `cpu` never run at once.
+ *
+ * Reservations are made as low in memory as possible, each CPU counting from a place of its own.
+ * So the groups that are low fill up and those above run empty, whatever is freed.
  */
 #include <stdatomic.h>
 
@@ -26,18 +31,18 @@
 #define COUNT       0x03ffu
 #define WHOLE       0x8000u /* all in use, the bits are stale (zero) */
 #define WRITING     0x4000u /* the bits of a whole group are being written out */
-#define WINDOW      128u    /* groups to look through for one that is in use already */
 #define FRAMES_MAX  (UINT64_C(1) << 36)
 #define CPUS_MAX    4096u
-#define NO_GROUP    UINT64_MAX
+#define NO_WORD     UINT64_MAX
 
+/* One CPU's. All masks are of frames whose bits are set: to everybody else they are in use. */
 struct slot {
-    _Alignas(64) atomic_flag held;
-    /* Under held; `mask` is read by others for statistics. */
-    _Atomic uint64_t mask;  /* free frames that this CPU has reserved */
-    uint64_t base;          /* their first frame */
-    _Atomic uint64_t at;    /* group where it last found something */
-    _Atomic uint64_t large; /* the same for whole groups */
+    _Alignas(64) uint64_t mask; /* reserved, to be given */
+    uint64_t base;              /* the first frame of their word, NO_WORD: none yet */
+    uint64_t back;              /* freed and collected */
+    uint64_t back_base;
+    uint64_t start; /* group where it begins to look */
+    uint64_t large; /* where it begins to look for whole groups */
 };
 
 struct bitmap {
@@ -45,6 +50,7 @@ struct bitmap {
     _Atomic uint32_t added; /* 0: no frame was ever added; the groups mean nothing yet */
     _Atomic uint16_t *group;
     _Atomic uint64_t *full;
+    _Atomic uint64_t *full64;
     _Atomic uint64_t *bits;
     struct slot *slot;
 };
@@ -70,6 +76,9 @@ static uint64_t layout(uint64_t nr_frames, uint32_t nr_cpus, struct bitmap *b)
     if (b)
         b->full = (_Atomic uint64_t *)(void *)(base + at);
     at += up64((groups + 63) / 64 * 8);
+    if (b)
+        b->full64 = (_Atomic uint64_t *)(void *)(base + at);
+    at += up64((groups + 4095) / 4096 * 8);
     if (b)
         b->group = (_Atomic uint16_t *)(void *)(base + at);
     at += up64(groups * 2);
@@ -97,9 +106,8 @@ static int bitmap_init(const struct mf_alloc_env *env)
     layout(env->nr_frames, env->nr_cpus, b);
     /* Each CPU begins in a part of its own, so that they meet late. */
     for (uint32_t i = 0; i < env->nr_cpus; i++) {
-        atomic_store_explicit(&b->slot[i].at, b->groups / env->nr_cpus * i, memory_order_relaxed);
-        atomic_store_explicit(&b->slot[i].large, b->groups / env->nr_cpus * i,
-                              memory_order_relaxed);
+        b->slot[i].base = b->slot[i].back_base = NO_WORD;
+        b->slot[i].start = b->slot[i].large = b->groups / env->nr_cpus * i;
     }
     return MF_PL_OK;
 }
@@ -125,8 +133,22 @@ static inline void unmark_full(struct bitmap *b, uint64_t g)
 {
     uint64_t bit = UINT64_C(1) << g % 64;
 
-    if (atomic_load(&b->full[g / 64]) & bit)
-        atomic_fetch_and(&b->full[g / 64], ~bit);
+    if (!(atomic_load(&b->full[g / 64]) & bit))
+        return;
+    atomic_fetch_and(&b->full[g / 64], ~bit);
+    bit = UINT64_C(1) << g / 64 % 64;
+    if (atomic_load(&b->full64[g / 4096]) & bit)
+        atomic_fetch_and(&b->full64[g / 4096], ~bit);
+}
+
+/* All 64 groups of word w are marked full: notes that, unless one was unmarked meanwhile. */
+static void mark_full64(struct bitmap *b, uint64_t w)
+{
+    uint64_t bit = UINT64_C(1) << w % 64;
+
+    atomic_fetch_or(&b->full64[w / 64], bit);
+    if (atomic_load(&b->full[w]) != ~UINT64_C(0))
+        atomic_fetch_and(&b->full64[w / 64], ~bit);
 }
 
 /* Raises the count by n if that many frames are free; they are then somewhere in the group. */
@@ -248,71 +270,68 @@ static void give_small(struct bitmap *b, uint64_t first, unsigned order)
     count_down(b, g, 1u << order);
 }
 
-/* A whole group comes back: as it was taken, or with all its bits set. */
+/*
+ * A whole group comes back: as it was taken, or with all its bits set. A plain store: should
+ * another CPU mark the group full at this very moment, the mark is wrong until memory runs short.
+ */
 static void give_group(struct bitmap *b, uint64_t g)
 {
-    if (!(atomic_load(&b->group[g]) & WHOLE))
+    if (!(atomic_load_explicit(&b->group[g], memory_order_relaxed) & WHOLE))
         for (unsigned i = 0; i < WORDS; i++)
-            atomic_store(&b->bits[g * WORDS + i], 0);
-    atomic_store(&b->group[g], 0);
+            atomic_store_explicit(&b->bits[g * WORDS + i], 0, memory_order_relaxed);
+    atomic_store_explicit(&b->group[g], 0, memory_order_release);
     unmark_full(b, g);
 }
 
 /* ---- search */
 
-/* The next group from g on that is not marked full; `groups` when there is none. */
-static uint64_t next_group(const struct bitmap *b, uint64_t g)
+/* The next word of `full` from w on that is not known to be all ones. */
+static uint64_t next_word(const struct bitmap *b, uint64_t w)
 {
-    while (g < b->groups) {
-        uint64_t w = ~atomic_load_explicit(&b->full[g / 64], memory_order_relaxed) >> g % 64;
+    uint64_t words = (b->groups + 63) / 64;
 
-        if (w) {
-            g += (unsigned)__builtin_ctzll(w);
-            break;
-        }
-        g = (g / 64 + 1) * 64;
+    while (w < words) {
+        uint64_t v = ~atomic_load_explicit(&b->full64[w / 64], memory_order_relaxed) >> w % 64;
+
+        if (v)
+            return w + (unsigned)__builtin_ctzll(v);
+        w = (w / 64 + 1) * 64;
     }
-    return g < b->groups ? g : b->groups;
+    return words;
 }
 
-/*
- * Takes a small block from groups [from, to): first from such as are in use already, within a
- * window, so that empty ones stay whole; then from any.
- */
+/* The next group from g on that is not marked full; `groups` or more when there is none. */
+static uint64_t next_group(struct bitmap *b, uint64_t g)
+{
+    while (g < b->groups) {
+        uint64_t all = ~atomic_load_explicit(&b->full[g / 64], memory_order_relaxed);
+
+        if (all >> g % 64)
+            return g + (unsigned)__builtin_ctzll(all >> g % 64);
+        if (!all)
+            mark_full64(b, g / 64);
+        g = next_word(b, g / 64 + 1) * 64;
+    }
+    return g;
+}
+
+/* Takes a small block from the lowest group in [from, to) that has one. */
 static bool search(struct bitmap *b, uint64_t from, uint64_t to, unsigned order, uint64_t *first)
 {
-    uint64_t empty = NO_GROUP, seen = 0, g;
-
-    for (g = next_group(b, from); g < to; g = next_group(b, g + 1)) {
+    for (uint64_t g = next_group(b, from); g < to; g = next_group(b, g + 1)) {
         uint16_t w = atomic_load_explicit(&b->group[g], memory_order_relaxed);
 
         if ((w & COUNT) == GROUP)
             mark_full(b, g);
-        else if (w)
-            if (take_small(b, g, order, first))
-                return true;
-        if (!w && empty == NO_GROUP)
-            empty = g;
-        if (empty != NO_GROUP && ++seen >= WINDOW)
-            break;
-    }
-    if (empty == NO_GROUP)
-        return false;
-    for (g = empty; g < to; g = next_group(b, g + 1))
-        if (take_small(b, g, order, first))
+        else if (take_small(b, g, order, first))
             return true;
+    }
     return false;
 }
 
-static bool alloc_small(struct bitmap *b, struct slot *s, unsigned order, uint64_t *first)
+static bool alloc_small(struct bitmap *b, const struct slot *s, unsigned order, uint64_t *first)
 {
-    uint64_t at = atomic_load_explicit(&s->at, memory_order_relaxed);
-
-    if (!search(b, at, b->groups, order, first) && !search(b, 0, at, order, first))
-        return false;
-    if (*first / GROUP != at)
-        atomic_store_explicit(&s->at, *first / GROUP, memory_order_relaxed);
-    return true;
+    return search(b, s->start, b->groups, order, first) || search(b, 0, s->start, order, first);
 }
 
 /* Whole groups, aligned: all of them or none. */
@@ -330,16 +349,18 @@ static bool take_groups(struct bitmap *b, uint64_t g, uint64_t n)
 
 static bool alloc_large(struct bitmap *b, struct slot *s, unsigned order, uint64_t *first)
 {
-    uint64_t n = UINT64_C(1) << (order - GROUP_ORDER), runs = b->groups / n;
-    uint64_t start = atomic_load_explicit(&s->large, memory_order_relaxed) / n;
+    unsigned shift = order - GROUP_ORDER;
+    uint64_t runs = b->groups >> shift, run = s->large >> shift, n = UINT64_C(1) << shift;
 
-    for (uint64_t i = 0; i < runs; i++) {
-        uint64_t g = (start + i) % runs * n;
+    for (uint64_t i = 0; i < runs; i++, run++) {
+        uint64_t g;
 
+        run = run < runs ? run : 0;
+        g = run << shift;
         if (atomic_load_explicit(&b->group[g], memory_order_relaxed) || !take_groups(b, g, n))
             continue;
         *first = g * GROUP;
-        atomic_store_explicit(&s->large, g, memory_order_relaxed);
+        s->large = g + n;
         return true;
     }
     return false;
@@ -347,84 +368,103 @@ static bool alloc_large(struct bitmap *b, struct slot *s, unsigned order, uint64
 
 /* ---- reservations */
 
-static bool slot_try(struct slot *s)
+/* Clears the bits of frames in one word, which then are free for all. */
+static void give_word(struct bitmap *b, uint64_t base, uint64_t mask)
 {
-    return !atomic_flag_test_and_set_explicit(&s->held, memory_order_acquire);
-}
-
-static void slot_drop(struct slot *s)
-{
-    atomic_flag_clear_explicit(&s->held, memory_order_release);
-}
-
-static uint64_t slot_mask(const struct slot *s)
-{
-    return atomic_load_explicit(&s->mask, memory_order_relaxed);
-}
-
-static void slot_set(struct slot *s, uint64_t mask)
-{
-    atomic_store_explicit(&s->mask, mask, memory_order_relaxed);
-}
-
-/* Gives back what a slot has reserved. Slot held. */
-static void slot_empty(struct bitmap *b, struct slot *s)
-{
-    uint64_t mask = slot_mask(s);
-
     if (!mask)
         return;
-    slot_set(s, 0);
-    atomic_fetch_and(&b->bits[s->base / 64], ~mask);
-    count_down(b, s->base / GROUP, (unsigned)__builtin_popcountll(mask));
+    if (atomic_load(&b->group[base / GROUP]) & (WHOLE | WRITING))
+        write_out(b, base / GROUP);
+    atomic_fetch_and(&b->bits[base / 64], ~mask);
+    count_down(b, base / GROUP, (unsigned)__builtin_popcountll(mask));
 }
 
-/* Reserves what is free in the word around a frame just taken. Slot held and empty. */
-static void slot_fill(struct bitmap *b, struct slot *s, uint64_t frame)
+static void slot_empty(struct bitmap *b, struct slot *s)
 {
-    _Atomic uint64_t *p = &b->bits[frame / 64];
-    uint64_t g = frame / GROUP, mask = ~atomic_load(p), got;
-    unsigned n = (unsigned)__builtin_popcountll(mask);
-
-    if (!n || !count_up(b, g, n))
-        return;
-    got = mask & ~atomic_fetch_or(p, mask);
-    if (got != mask)
-        count_down(b, g, n - (unsigned)__builtin_popcountll(got));
-    s->base = frame & ~UINT64_C(63);
-    slot_set(s, got);
+    give_word(b, s->base, s->mask);
+    give_word(b, s->back_base, s->back);
+    s->mask = s->back = 0;
+    s->base = s->back_base = NO_WORD;
 }
 
-static bool alloc_one(struct bitmap *b, struct slot *s, uint64_t *first)
+/* Reserves what is free in the first word of the group that has something. */
+static bool reserve_in(struct bitmap *b, struct slot *s, uint64_t g)
 {
-    uint64_t mask;
-    bool ok = true;
+    for (unsigned i = 0; i < WORDS; i++) {
+        _Atomic uint64_t *p = &b->bits[g * WORDS + i];
+        uint64_t mask = ~atomic_load_explicit(p, memory_order_relaxed), got;
+        unsigned n = (unsigned)__builtin_popcountll(mask);
 
-    if (!slot_try(s))
-        return alloc_small(b, s, 0, first);
-    mask = slot_mask(s);
-    if (mask) {
-        *first = s->base + (unsigned)__builtin_ctzll(mask);
-        slot_set(s, mask & (mask - 1));
-    } else {
-        ok = alloc_small(b, s, 0, first);
-        if (ok)
-            slot_fill(b, s, *first);
+        if (!n || !count_up(b, g, n))
+            continue;
+        got = mask & ~atomic_fetch_or(p, mask);
+        if (got != mask)
+            count_down(b, g, n - (unsigned)__builtin_popcountll(got));
+        if (!got)
+            continue;
+        s->base = g * GROUP + 64u * i;
+        s->mask = got;
+        return true;
     }
-    slot_drop(s);
-    return ok;
+    return false;
+}
+
+static bool reserve_between(struct bitmap *b, struct slot *s, uint64_t from, uint64_t to)
+{
+    for (uint64_t g = next_group(b, from); g < to; g = next_group(b, g + 1)) {
+        uint16_t w = atomic_load_explicit(&b->group[g], memory_order_relaxed);
+
+        if ((w & COUNT) == GROUP)
+            mark_full(b, g);
+        else if (reserve_in(b, s, g))
+            return true;
+    }
+    return false;
+}
+
+/* Empty: reserves a word; when there is none, what was freed last is used again. */
+static bool slot_fill(struct bitmap *b, struct slot *s)
+{
+    if (reserve_between(b, s, s->start, b->groups) || reserve_between(b, s, 0, s->start))
+        return true;
+    s->mask = s->back;
+    s->base = s->back_base;
+    s->back = 0;
+    s->back_base = NO_WORD;
+    return s->mask != 0;
+}
+
+static inline bool alloc_one(struct bitmap *b, struct slot *s, uint64_t *first)
+{
+    if (!s->mask && !slot_fill(b, s))
+        return false;
+    *first = s->base + (unsigned)__builtin_ctzll(s->mask);
+    s->mask &= s->mask - 1;
+    return true;
+}
+
+static inline void free_one(struct bitmap *b, struct slot *s, uint64_t first)
+{
+    uint64_t base = first & ~UINT64_C(63), bit = UINT64_C(1) << first % 64;
+
+    if (base == s->base) {
+        s->mask |= bit;
+        return;
+    }
+    if (base != s->back_base) {
+        give_word(b, s->back_base, s->back);
+        s->back_base = base;
+        s->back = 0;
+    }
+    s->back |= bit;
 }
 
 static void bitmap_drain(const struct mf_alloc_env *env)
 {
     struct bitmap *b = of(env);
 
-    for (uint32_t i = 0; i < env->nr_cpus; i++) {
-        if (!slot_try(&b->slot[i]))
-            continue; /* its holder is at work; the core drains when nobody is */
+    for (uint32_t i = 0; i < env->nr_cpus; i++)
         slot_empty(b, &b->slot[i]);
-        slot_drop(&b->slot[i]);
-    }
 }
 
 /* ---- operations */
@@ -444,6 +484,8 @@ static void forget_full(struct bitmap *b)
     for (uint64_t i = 0; i < (b->groups + 63) / 64; i++)
         if (atomic_load_explicit(&b->full[i], memory_order_relaxed))
             atomic_store(&b->full[i], 0);
+    for (uint64_t i = 0; i < (b->groups + 4095) / 4096; i++)
+        atomic_store(&b->full64[i], 0);
 }
 
 static int bitmap_alloc(const struct mf_alloc_env *env, uint32_t cpu, uint32_t order,
@@ -456,7 +498,7 @@ static int bitmap_alloc(const struct mf_alloc_env *env, uint32_t cpu, uint32_t o
         return MF_PL_NO_MEMORY;
     if (alloc_any(b, s, order, first))
         return MF_PL_OK;
-    bitmap_drain(env); /* what there still is may be reserved by others */
+    slot_empty(b, s);
     forget_full(b);
     return alloc_any(b, s, order, first) ? MF_PL_OK : MF_PL_NO_MEMORY;
 }
@@ -468,21 +510,47 @@ static int bitmap_free(const struct mf_alloc_env *env, uint32_t cpu, uint64_t fi
 
     if (order > MF_ORDER_MAX || first >= env->nr_frames)
         return MF_PL_RANGE;
-    if (order >= GROUP_ORDER) {
+    if (!order) {
+        free_one(b, s, first);
+    } else if (order < GROUP_ORDER) {
+        give_small(b, first, order);
+    } else {
+        s->large = first / GROUP;
         for (uint64_t i = 0; i < UINT64_C(1) << (order - GROUP_ORDER); i++)
             give_group(b, first / GROUP + i);
-        return MF_PL_OK;
     }
-    if (!order && slot_mask(s) && slot_try(s)) {
-        bool mine = slot_mask(s) && (first & ~UINT64_C(63)) == s->base;
+    return MF_PL_OK;
+}
 
-        if (mine)
-            slot_set(s, slot_mask(s) | UINT64_C(1) << first % 64);
-        slot_drop(s);
-        if (mine)
-            return MF_PL_OK;
+/* The frames of [at, end) that lie in the word of `at`; *next is where the next word begins. */
+static uint64_t mask_in_word(uint64_t at, uint64_t end, uint64_t *next)
+{
+    uint64_t n = 64 - at % 64;
+
+    n = n < end - at ? n : end - at;
+    *next = at + n;
+    return run_mask((unsigned)n) << at % 64;
+}
+
+static int bitmap_take(const struct mf_alloc_env *env, uint64_t first, uint64_t n)
+{
+    struct bitmap *b = of(env);
+    uint64_t end = first + n, next;
+
+    if (!b->added || first >= env->nr_frames || n > env->nr_frames - first)
+        return MF_PL_RANGE;
+    for (uint64_t at = first; at < end; at = next) {
+        uint64_t mask = mask_in_word(at, end, &next);
+
+        if (atomic_load(&b->group[at / GROUP]) & WHOLE || atomic_load(&b->bits[at / 64]) & mask)
+            return MF_PL_RANGE;
     }
-    give_small(b, first, order);
+    for (uint64_t at = first; at < end; at = next) {
+        uint64_t mask = mask_in_word(at, end, &next);
+
+        atomic_fetch_add(&b->group[at / GROUP], (uint16_t)__builtin_popcountll(mask));
+        atomic_fetch_or(&b->bits[at / 64], mask);
+    }
     return MF_PL_OK;
 }
 
@@ -653,7 +721,8 @@ static void bitmap_stats(const struct mf_alloc_env *env, struct mf_alloc_stats *
             count_group(b, g, out);
     }
     for (uint32_t i = 0; i < env->nr_cpus; i++)
-        out->cached += (uint64_t)__builtin_popcountll(slot_mask(&b->slot[i]));
+        out->cached += (uint64_t)(__builtin_popcountll(b->slot[i].mask) +
+                                  __builtin_popcountll(b->slot[i].back));
     out->free_frames += out->cached;
 }
 
@@ -674,6 +743,7 @@ static const struct mf_allocator_ops bitmap_ops = {
     .list = bitmap_list,
     .stats = bitmap_stats,
     .fini = bitmap_fini,
+    .take = bitmap_take,
 };
 
 MF_ALLOCATOR_PLUGIN("bitmap", "1.0", "bit fields with a reservation for each CPU, thread safe",

@@ -16,8 +16,11 @@
  *
  * Single frames go through a small cache for each CPU: what was freed last is given again, what has
  * lain longest goes back to the lists when the cache is full, one frame for each one that comes. An
- * empty cache is filled with the frames of one block.
+ * empty cache is filled with the frames of one block. A cache is its CPU's alone, calls with the
+ * same `cpu` never run at once; the lists have a lock, which is held for one block at a time.
  */
+#include <stdatomic.h>
+
 #include "proto/plugin.h"
 
 #if defined(BUDDY_PAGE)
@@ -57,8 +60,10 @@ struct cache {
 };
 
 struct buddy {
-    uint64_t free; /* cached frames included */
     struct cache *cache;
+    _Alignas(64) atomic_flag held;
+    /* Under held, or when the core lets nobody else in. */
+    uint64_t free;   /* frames in the lists */
     uint32_t orders; /* bit k: there is a free block of order k */
     uint32_t head[ORDERS];
     uint64_t blocks[ORDERS];
@@ -128,6 +133,24 @@ static int buddy_init(const struct mf_alloc_env *env)
 
 /* ---- free lists */
 
+static void lock(const struct mf_alloc_env *env, struct buddy *b)
+{
+    bool relax =
+        env->size >= offsetof(struct mf_alloc_env, relax_arg) + sizeof env->relax_arg && env->relax;
+
+    for (unsigned n = 0; atomic_flag_test_and_set_explicit(&b->held, memory_order_acquire); n++) {
+        if (relax)
+            env->relax(env->relax_arg, n);
+        else
+            __builtin_ia32_pause();
+    }
+}
+
+static void unlock(struct buddy *b)
+{
+    atomic_flag_clear_explicit(&b->held, memory_order_release);
+}
+
 static inline void push(struct buddy *b, uint64_t first, unsigned order)
 {
     unsigned l = level_of(order);
@@ -186,7 +209,6 @@ static inline void insert(struct buddy *b, uint64_t first, unsigned order)
 
 /* ---- operations */
 
-#if !defined(BUDDY_PAGE)
 /* The largest order at which a block may begin at `first` and end within `n` frames. */
 static unsigned chunk_order(uint64_t first, uint64_t n)
 {
@@ -196,7 +218,18 @@ static unsigned chunk_order(uint64_t first, uint64_t n)
         order = (unsigned)__builtin_ctzll(first);
     return order < MF_ORDER_MAX ? order : MF_ORDER_MAX;
 }
-#endif
+
+/* Makes a run free by largest aligned chunks. */
+static void insert_run(struct buddy *b, uint64_t first, uint64_t n)
+{
+    while (n) {
+        unsigned order = chunk_order(first, n);
+
+        insert(b, first, order);
+        first += UINT64_C(1) << order;
+        n -= UINT64_C(1) << order;
+    }
+}
 
 #if defined(BUDDY_CHUNK)
 /* What an initialisation by chunks that does not trust its records does for each frame of one. */
@@ -218,23 +251,16 @@ static int buddy_add(const struct mf_alloc_env *env, uint64_t first, uint64_t n)
     if (first > env->nr_frames || n > env->nr_frames - first)
         return MF_PL_RANGE;
 #if defined(BUDDY_PAGE)
-    b->free += n;
-    for (; n; n--)
-        insert(b, first++, 0);
+    for (uint64_t i = 0; i < n; i++)
+        insert(b, first + i, 0);
 #else
-    while (n) {
-        unsigned order = chunk_order(first, n);
-
 #if defined(BUDDY_CHUNK)
-        if (touch_records(b, first, UINT64_C(1) << order) != MF_PL_OK)
-            return MF_PL_RANGE;
+    if (touch_records(b, first, n) != MF_PL_OK)
+        return MF_PL_RANGE;
 #endif
-        insert(b, first, order);
-        b->free += UINT64_C(1) << order;
-        first += UINT64_C(1) << order;
-        n -= UINT64_C(1) << order;
-    }
+    insert_run(b, first, n);
 #endif
+    b->free += n;
     return MF_PL_OK;
 }
 
@@ -260,6 +286,7 @@ static inline bool take(struct buddy *b, unsigned order, uint64_t *first)
 
 static void drain_cache(struct buddy *b, struct cache *c)
 {
+    b->free += c->n;
     for (; c->n; c->n--)
         insert(b, c->frame[--c->top % CACHE], 0);
 }
@@ -273,19 +300,48 @@ static void buddy_drain(const struct mf_alloc_env *env)
 }
 
 /* Fills an empty cache with one block: the smallest there is, or a part of a larger one. */
-static bool fill_cache(struct buddy *b, struct cache *c)
+static bool fill_cache(const struct mf_alloc_env *env, struct buddy *b, struct cache *c)
 {
-    unsigned order = b->orders ? (unsigned)__builtin_ctz(b->orders) : 0;
+    unsigned order;
     uint64_t first;
+    bool ok;
 
+    lock(env, b);
+    order = b->orders ? (unsigned)__builtin_ctz(b->orders) : 0;
     order = order < FILL_ORDER ? order : FILL_ORDER;
-    if (!take(b, order, &first))
+    ok = take(b, order, &first);
+    if (ok)
+        b->free -= UINT64_C(1) << order;
+    unlock(b);
+    if (!ok)
         return false;
     c->n = 1u << order;
     c->top = c->n;
     for (uint32_t i = 0; i < c->n; i++) /* the lowest is given first */
         c->frame[i] = (uint32_t)first + c->n - 1 - i;
     return true;
+}
+
+static bool alloc_block(const struct mf_alloc_env *env, struct buddy *b, uint32_t order,
+                        uint64_t *first)
+{
+    bool ok;
+
+    lock(env, b);
+    ok = take(b, order, first);
+    if (ok)
+        b->free -= UINT64_C(1) << order;
+    unlock(b);
+    return ok;
+}
+
+static void free_block(const struct mf_alloc_env *env, struct buddy *b, uint64_t first,
+                       uint32_t order)
+{
+    lock(env, b);
+    b->free += UINT64_C(1) << order;
+    insert(b, first, order);
+    unlock(b);
 }
 
 static int buddy_alloc(const struct mf_alloc_env *env, uint32_t cpu, uint32_t order,
@@ -296,20 +352,12 @@ static int buddy_alloc(const struct mf_alloc_env *env, uint32_t cpu, uint32_t or
 
     if (order > MF_ORDER_MAX)
         return MF_PL_NO_MEMORY;
-    if (!order) {
-        if (!c->n && !fill_cache(b, c)) {
-            buddy_drain(env); /* what there still is lies in other caches */
-            if (!fill_cache(b, c))
-                return MF_PL_NO_MEMORY;
-        }
-        c->n--;
-        *first = c->frame[--c->top % CACHE];
-    } else if (!take(b, order, first)) {
-        buddy_drain(env);
-        if (!take(b, order, first))
-            return MF_PL_NO_MEMORY;
-    }
-    b->free -= UINT64_C(1) << order;
+    if (order)
+        return alloc_block(env, b, order, first) ? MF_PL_OK : MF_PL_NO_MEMORY;
+    if (!c->n && !fill_cache(env, b, c))
+        return MF_PL_NO_MEMORY;
+    c->n--;
+    *first = c->frame[--c->top % CACHE];
     return MF_PL_OK;
 }
 
@@ -320,16 +368,52 @@ static int buddy_free(const struct mf_alloc_env *env, uint32_t cpu, uint64_t fir
 
     if (order > MF_ORDER_MAX || first >= env->nr_frames)
         return MF_PL_RANGE;
-    b->free += UINT64_C(1) << order;
     if (order) {
-        insert(b, first, order);
+        free_block(env, b, first, order);
         return MF_PL_OK;
     }
     if (c->n == CACHE)
-        insert(b, c->frame[c->top % CACHE], 0); /* the oldest, which this one replaces */
+        free_block(env, b, c->frame[c->top % CACHE], 0); /* the oldest, which this one replaces */
     else
         c->n++;
     c->frame[c->top++ % CACHE] = (uint32_t)first;
+    return MF_PL_OK;
+}
+
+/* The free block that a frame lies in; false when there is none. */
+static bool block_around(const struct buddy *b, uint64_t frame, uint64_t *first, unsigned *order)
+{
+    for (*order = 0; *order <= MF_ORDER_MAX; ++*order) {
+        *first = frame & ~((UINT64_C(1) << *order) - 1);
+        if (is_free(b, *first, *order))
+            return true;
+    }
+    return false;
+}
+
+static int buddy_take(const struct mf_alloc_env *env, uint64_t first, uint64_t n)
+{
+    struct buddy *b = buddy_of(env);
+    uint64_t end = first + n, at, head;
+    unsigned order;
+
+    if (first >= env->nr_frames || n > env->nr_frames - first)
+        return MF_PL_RANGE;
+    for (at = first; at < end; at = head + (UINT64_C(1) << order))
+        if (!block_around(b, at, &head, &order))
+            return MF_PL_RANGE;
+    for (at = first; at < end;) {
+        uint64_t tail, stop;
+
+        block_around(b, at, &head, &order);
+        tail = head + (UINT64_C(1) << order);
+        stop = tail < end ? tail : end;
+        unlink_block(b, head, order);
+        insert_run(b, head, at - head);
+        insert_run(b, stop, tail - stop);
+        at = stop;
+    }
+    b->free -= n;
     return MF_PL_OK;
 }
 
@@ -356,6 +440,7 @@ static void buddy_stats(const struct mf_alloc_env *env, struct mf_alloc_stats *o
     out->cached = 0;
     for (uint32_t i = 0; i < env->nr_cpus; i++)
         out->cached += b->cache[i].n;
+    out->free_frames += out->cached;
     for (unsigned k = 0; k < ORDERS; k++)
         out->free_blocks[k] = b->blocks[k];
 }
@@ -367,7 +452,7 @@ static void buddy_fini(const struct mf_alloc_env *env)
 
 static const struct mf_allocator_ops buddy_ops = {
     .size = sizeof(struct mf_allocator_ops),
-    .flags = MF_ALLOC_MERGES,
+    .flags = MF_ALLOC_THREAD_SAFE | MF_ALLOC_MERGES,
     .meta_size = buddy_meta_size,
     .init = buddy_init,
     .add = buddy_add,
@@ -377,6 +462,7 @@ static const struct mf_allocator_ops buddy_ops = {
     .list = buddy_list,
     .stats = buddy_stats,
     .fini = buddy_fini,
+    .take = buddy_take,
 };
 
 MF_ALLOCATOR_PLUGIN(BUDDY_NAME, "1.0", BUDDY_TEXT, &buddy_ops);

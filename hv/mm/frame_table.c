@@ -184,10 +184,11 @@ bool ft_group_any(const struct frame_table *ft, uint64_t m, unsigned marks)
     return group_marks(ft, m) & MARKS((uint64_t)marks);
 }
 
-static bool claim_group(struct frame_table *ft, uint64_t m, bool shared)
+/* *was: its flags before; with `take` ALL_DIRTY is taken off when there is no other. */
+static bool claim_group(struct frame_table *ft, uint64_t m, bool shared, bool take, uint32_t *was)
 {
     _Atomic uint32_t *p = &ft->group[m >> GROUP_ORDER];
-    uint32_t g = atomic_load_explicit(p, memory_order_relaxed);
+    uint32_t g = atomic_load_explicit(p, memory_order_relaxed), to;
     uint64_t marks;
 
     do {
@@ -197,11 +198,13 @@ static bool claim_group(struct frame_table *ft, uint64_t m, bool shared)
         }
         if (g & GROUP_WHOLE)
             return false;
+        to = take && g == GROUP_ALL_DIRTY ? GROUP_WHOLE : g | GROUP_WHOLE;
         if (!shared) {
-            atomic_store_explicit(p, g | GROUP_WHOLE, memory_order_relaxed);
+            atomic_store_explicit(p, to, memory_order_relaxed);
             break;
         }
-    } while (!atomic_compare_exchange_weak(p, &g, g | GROUP_WHOLE));
+    } while (!atomic_compare_exchange_weak(p, &g, to));
+    *was = g;
     if (!(g & GROUP_TOUCHED))
         return true;
     marks = group_marks(ft, m);
@@ -214,10 +217,14 @@ static bool claim_group(struct frame_table *ft, uint64_t m, bool shared)
     return true;
 }
 
-bool ft_claim_large(struct frame_table *ft, uint64_t first, unsigned order, bool shared)
+bool ft_claim_large(struct frame_table *ft, uint64_t first, unsigned order, bool shared,
+                    bool *all_dirty)
 {
+    bool one = order == GROUP_ORDER;
+    uint32_t was = 0;
+
     for (uint64_t i = 0; i < ft_frames(order); i += GROUP_FRAMES) {
-        if (claim_group(ft, first + i, shared))
+        if (claim_group(ft, first + i, shared, one, &was))
             continue;
         while (i) {
             i -= GROUP_FRAMES;
@@ -225,6 +232,7 @@ bool ft_claim_large(struct frame_table *ft, uint64_t first, unsigned order, bool
         }
         return false;
     }
+    *all_dirty = one && was == GROUP_ALL_DIRTY;
     return true;
 }
 

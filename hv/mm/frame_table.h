@@ -169,8 +169,13 @@ bool ft_claim_slow(struct frame_table *ft, uint64_t first, unsigned order, bool 
                    struct ft_dirty *d);
 /* The rest of a claim of a single frame in a group that needs a second look. */
 bool ft_claim_settle(struct frame_table *ft, uint64_t first, unsigned order, struct ft_dirty *d);
-/* Sets a block of order >= 9 in use; all or nothing. Its dirtiness stays in groups and marks. */
-bool ft_claim_large(struct frame_table *ft, uint64_t first, unsigned order, bool shared);
+/*
+ * Sets a block of order >= 9 in use; all or nothing. Its dirtiness stays in groups and marks, but
+ * for a block of one group that is all dirty and has no marks: *all_dirty says so, and the group
+ * has forgotten it.
+ */
+bool ft_claim_large(struct frame_table *ft, uint64_t first, unsigned order, bool shared,
+                    bool *all_dirty);
 /* Gives a block back that has no mark LEAVING. Its frames become dirty when `dirty` says it. */
 void ft_release_slow(struct frame_table *ft, uint64_t first, unsigned order, bool dirty,
                      bool shared);

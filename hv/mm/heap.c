@@ -129,6 +129,7 @@ struct taken {
     uint64_t first, last; /* last: what the record said about who freed it */
     int64_t claimed;      /* frames that the owner's claim paid for */
     bool wait;            /* the background scrub is at work in it */
+    bool all_dirty;       /* one group, dirty in all its frames, without marks */
     uint64_t large_dirty; /* frames, of a block of order >= 9 */
     struct ft_dirty dirty;
 };
@@ -151,7 +152,7 @@ static enum mf_status take_block(struct heap *h, struct heap_slot *s, bool share
         return MF_E_NO_MEMORY;
     if (rc == MF_PL_OK && ft_block_ok(&h->ft, t->first, order) &&
         (order < GROUP_ORDER ? ft_claim(&h->ft, t->first, order, shared, &t->dirty)
-                             : ft_claim_large(&h->ft, t->first, order, shared)))
+                             : ft_claim_large(&h->ft, t->first, order, shared, &t->all_dirty)))
         return MF_OK;
     s->refused[REFUSED_PLUGIN]++;
     return MF_E_PLUGIN;
@@ -191,7 +192,7 @@ static inline void settle_block(struct heap *h, struct heap_slot *s, unsigned or
     if (order < GROUP_ORDER) {
         s->dirty -= t->dirty.n;
     } else {
-        t->large_dirty = heap_dirty_large(h, t->first, order);
+        t->large_dirty = t->all_dirty ? GROUP_FRAMES : heap_dirty_large(h, t->first, order);
         s->dirty -= (int64_t)t->large_dirty;
     }
 }
@@ -204,7 +205,10 @@ static void clean_block(struct heap *h, unsigned order, uint32_t owner, unsigned
 
     if (t->wait)
         heap_scrub_wait(h, t->first, ft_frames(order));
-    if (order >= GROUP_ORDER && t->large_dirty)
+    if (order == GROUP_ORDER && t->all_dirty) {
+        if (same == OWNER_NONE || t->last != same)
+            heap_scrub_frames(h, t->first, GROUP_FRAMES);
+    } else if (order >= GROUP_ORDER && t->large_dirty)
         heap_scrub_large(h, t->first, order, same, t->last);
     else if (order < GROUP_ORDER && t->dirty.n && (order || same == OWNER_NONE || t->last != same))
         heap_scrub_small(h, t->first, &t->dirty);

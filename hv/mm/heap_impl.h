@@ -30,7 +30,7 @@
 
 enum { REFUSED_DOUBLE, REFUSED_ORDER, REFUSED_OWNER, REFUSED_PLUGIN, REFUSED_KINDS };
 
-#define HEAP_CREDIT_BATCH 1024 /* frames fetched in advance; a slot keeps four times that */
+#define HEAP_CREDIT_BATCH 8192 /* frames fetched in advance; a slot keeps four times that */
 #define HEAP_UNLIMITED    (INT64_MAX / 2) /* quota at hand for an owner that has no record */
 
 struct heap_slot {

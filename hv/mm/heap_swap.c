@@ -242,6 +242,8 @@ static enum mf_status start_new(struct swap *s, const char *name,
     *e = (struct mf_alloc_env){.size = sizeof *e, .nr_cpus = s->h->cpus};
     e->nr_frames = s->h->ft.frames;
     e->meta_size = bytes;
+    e->relax = env->relax;
+    e->relax_arg = env->arg;
     e->meta = env->reserve(env->arg, bytes);
     if (!e->meta)
         return fail(s, MF_E_NO_MEMORY, "no memory for the allocator's metadata");
