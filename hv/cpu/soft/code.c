@@ -5,18 +5,22 @@
 
 #include "hv/cpu/soft/decode.h"
 #include "hv/cpu/soft/mmu.h"
+#include "hv/cpu/soft/soft_vm.h"
 
 #define LINE_SHIFT 6u
-#define BUCKETS    32u
-#define PAGES_MAX  512u /* beyond it the cache starts over */
-#define PAGES_KEPT 4u   /* by a vCPU that waits in the pool */
+#define BUCKETS    512u
+#define PAGES_MAX  4096u /* beyond it the cache starts over */
+#define PAGES_KEPT 4u    /* by a vCPU that waits in the pool */
 #define INSN_MAX   15u
 #define HEADS      64u
 
 struct code_page {
     uint64_t gfn;
     uint8_t mode;
-    uint64_t epoch; /* of the cache, when the bytes were last known to be those in memory */
+    uint64_t epoch;   /* of the cache, when the bytes were last known to be those in memory */
+    uint64_t serial;  /* of the VM in which the frame is watched for this page */
+    uint64_t watched; /* generation for soft_vm_settled */
+    bool settled;
     uint64_t lines; /* 64-byte lines that were decoded from: their bytes count */
     struct code_page *next;
     struct stored_block *head[HEADS]; /* by offset of the first instruction */
@@ -30,12 +34,24 @@ struct stored_block {
     struct op ops[];
 };
 
+/* Blocks by guest-physical address, without a walk through pages. */
+#define SLOTS 4096u
+
+struct block_slot {
+    uint64_t key; /* address << 2 | mode */
+    uint64_t gen;
+    struct block *block;
+};
+
 struct code_cache {
     uint64_t epoch;
+    uint64_t gen; /* of slots and links: what was before is void */
+    bool lasting; /* the block that code_find gave may be found again by slots and links */
     unsigned nr_pages;
     struct code_page *bucket[BUCKETS];
     struct block cross; /* the last instruction that went over a page's end */
     struct op cross_ops[2];
+    struct block_slot slot[SLOTS];
 };
 
 static unsigned bucket_of(uint64_t gfn)
@@ -48,7 +64,7 @@ struct code_cache *code_cache_create(void)
     struct code_cache *cc = calloc(1, sizeof *cc);
 
     if (cc)
-        cc->epoch = 1;
+        cc->epoch = cc->gen = 1;
     return cc;
 }
 
@@ -90,7 +106,7 @@ void code_cache_destroy(struct code_cache *cc)
 void code_doubt_all(struct cpu *c)
 {
     c->code->epoch++;
-    c->jump_gen++;
+    c->code->gen++;
     c->smc = true;
 }
 
@@ -100,12 +116,18 @@ void code_cache_trim(struct code_cache *cc)
         cache_empty(cc);
 }
 
-bool code_watches(const struct cpu *c, uint64_t g)
+static void doubt(struct cpu *c, struct code_page *p)
 {
-    for (const struct code_page *p = c->code->bucket[bucket_of(g)]; p; p = p->next)
-        if (p->gfn == g && p->lines)
-            return true;
-    return false;
+    p->epoch = 0;
+    c->code->gen++;
+    c->smc = true;
+}
+
+void code_doubt(struct cpu *c, uint64_t g)
+{
+    for (struct code_page *p = c->code->bucket[bucket_of(g)]; p; p = p->next)
+        if (p->gfn == g)
+            doubt(c, p);
 }
 
 void code_written(struct cpu *c, uint64_t at, unsigned size)
@@ -116,11 +138,8 @@ void code_written(struct cpu *c, uint64_t at, unsigned size)
     uint64_t hit = (UINT64_MAX >> (63 - (last - first))) << first;
 
     for (struct code_page *p = c->code->bucket[bucket_of(g)]; p; p = p->next) {
-        if (p->gfn != g || !(p->lines & hit))
-            continue;
-        p->epoch = 0;
-        c->jump_gen++;
-        c->smc = true;
+        if (p->gfn == g && (p->lines & hit))
+            doubt(c, p);
     }
 }
 
@@ -136,7 +155,7 @@ static struct code_page *page_get(struct cpu *c, uint64_t g)
             return p;
     if (cc->nr_pages >= PAGES_MAX) {
         cache_empty(cc);
-        c->jump_gen++;
+        c->code->gen++;
     }
     p = calloc(1, sizeof *p);
     if (!p)
@@ -150,36 +169,47 @@ static struct code_page *page_get(struct cpu *c, uint64_t g)
     return p;
 }
 
+/* The frame is watched for this page, in this VM. */
+static void page_watch(struct cpu *c, struct code_page *p)
+{
+    if (likely(p->serial == c->svm->serial))
+        return;
+    p->serial = c->svm->serial;
+    p->watched = soft_vm_watch(c, p->gfn);
+    p->settled = false;
+    mmu_unwrite(c, p->gfn);
+}
+
 /* The bytes decoded from are still those in memory, or the page is empty now. */
 static void page_check(struct cpu *c, struct code_page *p, const uint8_t *host)
 {
-    if (p->epoch == c->code->epoch)
+    bool settled;
+
+    page_watch(c, p);
+    if (likely(p->epoch == c->code->epoch && p->settled))
         return;
+    settled = soft_vm_settled(c, p->watched); /* asked before the bytes are looked at */
     p->epoch = c->code->epoch;
     for (uint64_t left = p->lines; left; left &= left - 1) {
         unsigned at = (unsigned)__builtin_ctzll(left) << LINE_SHIFT;
 
-        if (memcmp(p->bytes + at, host + at, 1u << LINE_SHIFT)) {
+        if (!guest_same(p->bytes + at, host + at, 1u << LINE_SHIFT)) {
             page_clear(p);
-            c->jump_gen++;
+            c->code->gen++;
             break;
         }
     }
-    if (p->lines)
-        mmu_unwrite(c, p->gfn);
+    p->settled = settled;
 }
 
 /* Makes p->bytes hold [from, to) as it is in memory now; what is decoded is decoded from there. */
-static void page_note(struct cpu *c, struct code_page *p, const uint8_t *host, unsigned from,
-                      unsigned to)
+static void page_note(struct code_page *p, const uint8_t *host, unsigned from, unsigned to)
 {
     for (unsigned line = from >> LINE_SHIFT; line <= (to - 1) >> LINE_SHIFT; line++) {
         if (p->lines >> line & 1)
             continue;
-        if (!p->lines)
-            mmu_unwrite(c, p->gfn);
         p->lines |= UINT64_C(1) << line;
-        memcpy(p->bytes + (line << LINE_SHIFT), host + (line << LINE_SHIFT), 1u << LINE_SHIFT);
+        guest_copy(p->bytes + (line << LINE_SHIFT), host + (line << LINE_SHIFT), 1u << LINE_SHIFT);
     }
 }
 
@@ -198,7 +228,7 @@ static struct block *page_decode(struct cpu *c, struct code_page *p, const uint8
     enum decoded d = DECODED;
 
     while (n < BLOCK_OPS && d == DECODED && pos < FRAME_SIZE) {
-        page_note(c, p, host, pos, insn_end(pos));
+        page_note(p, host, pos, insn_end(pos));
         d = decode_op(c->mode, p->bytes + pos, insn_end(pos) - pos, &ops[n]);
         if (d == DECODED_SHORT)
             break;
@@ -231,19 +261,19 @@ static struct block *cross_decode(struct cpu *c, uint64_t lin, const uint8_t *ho
         cpu_raise(c, VEC_GP, 0);
         return NULL;
     }
-    memcpy(bytes, host, n);
+    guest_copy(bytes, host, n);
     if (!mmu_ref(c, next, MMU_X, c->cpl == 3, &ref))
         return NULL;
     if (!ref.host) {
         cpu_bad_access(c, ref.gpa);
         return NULL;
     }
-    memcpy(bytes + n, ref.host, INSN_MAX - n);
+    guest_copy(bytes + n, ref.host, INSN_MAX - n);
     memset(c->code->cross_ops, 0, sizeof c->code->cross_ops);
     decode_op(c->mode, bytes, INSN_MAX, &c->code->cross_ops[0]);
     c->decodes++;
     c->code->cross = (struct block){c->code->cross_ops, 1};
-    c->smc = true; /* not to be kept in the jump cache */
+    c->code->lasting = false;
     return &c->code->cross;
 }
 
@@ -288,22 +318,14 @@ static bool code_host(struct cpu *c, uint64_t lin, const uint8_t **host, uint64_
     return true;
 }
 
-struct block *code_find(struct cpu *c)
+/* The block at `at` of a page whose bytes are right. */
+static struct block *page_block(struct cpu *c, struct code_page *p, const uint8_t *host,
+                                uint64_t lin)
 {
+    unsigned at = (unsigned)PAGE_OFFS(lin);
     bool no_memory = false;
-    const uint8_t *host;
-    struct code_page *p;
     struct block *b;
-    uint64_t lin, g;
-    unsigned at;
 
-    if (!code_lin(c, &lin) || !code_host(c, lin, &host, &g))
-        return NULL;
-    at = (unsigned)PAGE_OFFS(lin);
-    p = page_get(c, g);
-    if (!p)
-        return out_of_memory(c);
-    page_check(c, p, host - at);
     for (struct stored_block *s = p->head[at % HEADS]; s; s = s->next)
         if (s->at == at)
             return &s->b;
@@ -311,4 +333,30 @@ struct block *code_find(struct cpu *c)
     if (b)
         return b;
     return no_memory ? out_of_memory(c) : cross_decode(c, lin, host, (unsigned)FRAME_SIZE - at);
+}
+
+struct block *code_find(struct cpu *c)
+{
+    struct code_cache *cc = c->code;
+    struct block_slot *slot;
+    const uint8_t *host;
+    struct code_page *p;
+    struct block *b;
+    uint64_t lin, g, key;
+
+    if (!code_lin(c, &lin) || !code_host(c, lin, &host, &g))
+        return NULL;
+    key = (g << FRAME_SHIFT | PAGE_OFFS(lin)) << 2 | c->mode;
+    slot = &cc->slot[(key >> 2 ^ key >> 13) % SLOTS];
+    if (likely(slot->key == key && slot->gen == cc->gen))
+        return slot->block;
+    p = page_get(c, g);
+    if (!p)
+        return out_of_memory(c);
+    page_check(c, p, host - PAGE_OFFS(lin));
+    cc->lasting = p->settled;
+    b = page_block(c, p, host, lin);
+    if (b && cc->lasting)
+        *slot = (struct block_slot){key, cc->gen, b};
+    return b;
 }

@@ -28,8 +28,8 @@ void code_cache_destroy(struct code_cache *cc);
 void code_doubt_all(struct cpu *c);
 /* The block at c->rip: cached, or decoded now. NULL: exception or exit queued. */
 struct block *code_find(struct cpu *c);
-/* Frame `gfn` holds decoded code: writes to it must be told. */
-bool code_watches(const struct cpu *c, uint64_t gfn);
+/* The pages of frame `gfn` must be. */
+void code_doubt(struct cpu *c, uint64_t gfn);
 /* This vCPU wrote `size` bytes at guest-physical `gpa`, inside one page. */
 void code_written(struct cpu *c, uint64_t gpa, unsigned size);
 

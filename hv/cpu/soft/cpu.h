@@ -25,6 +25,7 @@
 #define PAGE_OFFS(x) ((uint64_t)(x) & (FRAME_SIZE - 1))
 
 #define REG_ZERO 16u /* always zero: "no base", "no index" */
+#define REG_MEM  17u /* the memory operand while a locked instruction computes */
 #define REG_HIGH 18u /* byte registers AH CH DH BH: REG_HIGH + 0 ... 3 */
 
 struct cpu;
@@ -63,6 +64,7 @@ enum cpu_mode { MODE_16, MODE_32, MODE_64 };
 /* Tags are the linear page and, in the low bits, the generation: a flush counts it up. */
 struct tlb_entry {
     uint64_t r, w, x;
+    uint64_t slow_w;  /* may be written, and it must be told: the frame holds code */
     uintptr_t addend; /* host address minus linear address */
     uint64_t gfn;
 };
@@ -75,15 +77,9 @@ struct ptlb_entry {
     uint8_t *host;
 };
 
-struct block;
+struct soft_vm;
 
-#define JUMP_SIZE 64u
-
-struct jump_entry {
-    uint64_t rip;
-    uint64_t gen;
-    struct block *block;
-};
+#define TOLD_GFNS 16u
 
 struct cpu_exc {
     uint8_t vec;
@@ -95,7 +91,7 @@ struct cpu_exc {
 struct code_cache;
 
 struct cpu {
-    uint64_t r[17]; /* general registers, then REG_ZERO */
+    uint64_t r[18]; /* general registers, REG_ZERO, REG_MEM */
 
     /* Lazy arithmetic flags, see flags.h. */
     uint64_t fl_res, fl_cv;
@@ -129,17 +125,22 @@ struct cpu {
     bool halted, wait_sipi, nmi_blocked;
     uint64_t decodes, tlb_misses, faults; /* of this run */
 
-    _Atomic uint32_t code_told; /* page_written was called: compare cached code with memory */
-    struct fp_state fp;         /* always with TOP-relative registers, as FXSAVE64 */
+    /* Of the VM's other vCPUs, see soft_vm.h. */
+    struct soft_vm *svm;
+    _Atomic uint32_t told;        /* TOLD_* */
+    _Atomic uint64_t watch_seen;  /* watch_gen that is obeyed; UINT64_MAX: not inside run() */
+    bool running;                 /* under svm->lock: inside run() and not parked */
+    unsigned nr_told;             /* under svm->lock; more than TOLD_GFNS: all */
+    uint64_t told_gfn[TOLD_GFNS]; /* under svm->lock */
+
+    struct fp_state fp; /* always with TOP-relative registers, as FXSAVE64 */
 
     /* From here on: kept when the vCPU waits in the pool. What the caches hold is told from what is
      * valid by the generations, which never go back. */
     struct cpu *next_free; /* in the pool; of the VM's list otherwise */
     struct code_cache *code;
     uint64_t tlb_gen, ptlb_gen; /* low 12 bits of a tag */
-    uint64_t jump_gen;
     struct ptlb_entry ptlb[PTLB_SIZE];
-    struct jump_entry jump[JUMP_SIZE];
     struct tlb_entry tlbs[2][TLB_SIZE]; /* supervisor, user */
 };
 

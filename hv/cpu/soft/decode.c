@@ -319,6 +319,26 @@ static void take_operands(const struct insn *n, const struct rule *r, struct op 
     }
 }
 
+/* An instruction whose memory operand changes in one piece: LOCK, and XCHG without it. */
+static void take_lock(const struct insn *n, struct op *op)
+{
+    static const struct {
+        op_fn fn;
+        uint8_t kind;
+    } kinds[] = {{exec_inc_dec, LOCKED_INC_DEC}, {exec_neg, LOCKED_NEG},   {exec_not, LOCKED_NOT},
+                 {exec_bt, LOCKED_BT},           {exec_xchg, LOCKED_XCHG}, {exec_xadd, LOCKED_XADD},
+                 {exec_cmpxchg, LOCKED_CMPXCHG}};
+    bool lock = (n->i.attributes & ZYDIS_ATTRIB_HAS_LOCK) != 0;
+
+    if (!(op->flags & OPF_MEM) || !(lock || op->fn == exec_xchg) || op->fn == exec_cmpxchg_pair)
+        return;
+    op->size2 = LOCKED_ALU;
+    for (unsigned i = 0; i < sizeof kinds / sizeof kinds[0]; i++)
+        if (op->fn == kinds[i].fn)
+            op->size2 = kinds[i].kind;
+    op->fn = exec_locked;
+}
+
 static bool is_far_return(const struct insn *n)
 {
     return n->i.mnemonic == ZYDIS_MNEMONIC_RET && n->i.meta.branch_type == ZYDIS_BRANCH_TYPE_FAR;
@@ -366,6 +386,7 @@ static enum decoded translate(const struct insn *n, struct op *op)
         decode_fp(n, r, op);
     else
         take_operands(n, r, op);
+    take_lock(n, op);
     if (is_far_return(n))
         op->fn = exec_ret_far;
     return r->end ? DECODED_END : DECODED;

@@ -9,14 +9,9 @@
 #include "hv/cpu/soft/flags.h"
 #include "hv/cpu/soft/fp.h"
 #include "hv/cpu/soft/mmu.h"
+#include "hv/cpu/soft/soft_vm.h"
 
 #define POOL_MAX 64u
-
-/* Of one VM: its vCPUs, for notices that come from other threads. */
-struct soft_vm {
-    pthread_mutex_t lock;
-    struct cpu *cpus; /* under lock */
-};
 
 /* vCPUs without a guest. Their caches stay warm; nothing of the former guest is valid in them. */
 static struct {
@@ -81,24 +76,14 @@ static enum mf_status soft_probe(const char **why)
 
 static enum mf_status soft_vm_init(struct engine_vm *vm)
 {
-    struct soft_vm *s = malloc(sizeof *s);
-
-    if (!s)
-        return MF_E_NO_MEMORY;
-    pthread_mutex_init(&s->lock, NULL);
-    s->cpus = NULL;
-    vm->priv = s;
-    return MF_OK;
+    vm->priv = soft_vm_get();
+    return vm->priv ? MF_OK : MF_E_NO_MEMORY;
 }
 
 static void soft_vm_fini(struct engine_vm *vm)
 {
-    struct soft_vm *s = vm->priv;
-
-    if (!s)
-        return;
-    pthread_mutex_destroy(&s->lock);
-    free(s);
+    if (vm->priv)
+        soft_vm_put(vm->priv);
     vm->priv = NULL;
 }
 
@@ -111,7 +96,6 @@ static void forget_memory(struct cpu *c)
 
 static enum mf_status soft_vcpu_init(struct vcpu *v)
 {
-    struct soft_vm *s = v->vm->priv;
     struct cpu *c = pool_get();
     struct cpu_state reset;
     enum mf_status st;
@@ -126,29 +110,21 @@ static enum mf_status soft_vcpu_init(struct vcpu *v)
         pool_put(c);
         return st;
     }
+    soft_vm_add(v->vm->priv, c);
     forget_memory(c);
     cpu_state_reset(&reset);
     cpu_load_state(c, &reset);
     v->priv = c;
-    pthread_mutex_lock(&s->lock);
-    c->next_free = s->cpus;
-    s->cpus = c;
-    pthread_mutex_unlock(&s->lock);
     return MF_OK;
 }
 
 static void soft_vcpu_fini(struct vcpu *v)
 {
-    struct soft_vm *s = v->vm->priv;
-    struct cpu *c = v->priv, **p;
+    struct cpu *c = v->priv;
 
     if (!c)
         return;
-    pthread_mutex_lock(&s->lock);
-    for (p = &s->cpus; *p != c; p = &(*p)->next_free)
-        ;
-    *p = c->next_free;
-    pthread_mutex_unlock(&s->lock);
+    soft_vm_remove(v->vm->priv, c);
     s2_viewer_remove(&v->viewer);
     v->priv = NULL;
     pool_put(c);
@@ -193,11 +169,8 @@ static void soft_page_written(struct engine_vm *vm, gfn_t g)
 {
     struct soft_vm *s = vm->priv;
 
-    (void)g;
-    pthread_mutex_lock(&s->lock);
-    for (struct cpu *c = s->cpus; c; c = c->next_free)
-        atomic_store_explicit(&c->code_told, 1, memory_order_release);
-    pthread_mutex_unlock(&s->lock);
+    if (soft_vm_watches(s, g.v))
+        soft_vm_written(s, NULL, g.v);
 }
 
 /* ---- run loop */
@@ -289,23 +262,8 @@ static void look_at_memory(struct cpu *c)
         forget_memory(c);
         s2_viewer_ack(&c->v->viewer);
     }
-    if (unlikely(atomic_load_explicit(&c->code_told, memory_order_relaxed)) &&
-        atomic_exchange_explicit(&c->code_told, 0, memory_order_acquire))
-        code_doubt_all(c);
-}
-
-static struct block *next_block(struct cpu *c)
-{
-    struct jump_entry *e = &c->jump[(c->rip ^ (c->rip >> 6)) % JUMP_SIZE];
-    struct block *b;
-
-    c->smc = false;
-    if (likely(e->rip == c->rip && e->gen == c->jump_gen && e->block))
-        return e->block;
-    b = code_find(c);
-    if (b && !c->smc)
-        *e = (struct jump_entry){c->rip, c->jump_gen, b};
-    return b;
+    if (unlikely(atomic_load_explicit(&c->told, memory_order_relaxed)))
+        soft_vm_serve(c);
 }
 
 static uint64_t next_ip(const struct cpu *c, const struct op *op)
@@ -345,8 +303,10 @@ static void single_step_trap(struct cpu *c)
 static void run_slice(struct cpu *c)
 {
     bool step = (c->fl_sys & FL_TF) != 0, done;
-    struct block *b = next_block(c);
+    struct block *b;
 
+    c->smc = false;
+    b = code_find(c);
     if (!b)
         return;
     done = run_block(c, b, step || c->shadow);
@@ -398,7 +358,9 @@ static enum cpu_exit soft_run(struct vcpu *v, uint64_t budget)
     c->exiting = false;
     if (s2_viewer_enter(&v->viewer))
         forget_memory(c);
+    soft_vm_enter(c);
     run_loop(c);
+    soft_vm_leave(c);
     s2_viewer_leave(&v->viewer);
     add_relaxed(&v->instructions, c->count);
     add_relaxed(&v->decodes, c->decodes);

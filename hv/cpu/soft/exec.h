@@ -57,11 +57,26 @@ EXEC(bit_scan);
 EXEC(xchg);
 EXEC(xadd);
 EXEC(cmpxchg);
-EXEC(cmpxchg_pair);
+/* BT and its kin with memory: the address, which a register's bit offset moves. */
+bool bt_lin(struct cpu *c, const struct op *op, unsigned acc, uint64_t *lin);
 EXEC(decimal);
 EXEC(ascii);
 EXEC(aam);
 EXEC(aad);
+
+/* exec_lock.c: op->size2 says which */
+enum locked {
+    LOCKED_ALU,
+    LOCKED_INC_DEC,
+    LOCKED_NEG,
+    LOCKED_NOT,
+    LOCKED_BT,
+    LOCKED_XCHG,
+    LOCKED_XADD,
+    LOCKED_CMPXCHG,
+};
+EXEC(locked);
+EXEC(cmpxchg_pair);
 
 /* exec_mov.c */
 EXEC(mov_moffs);

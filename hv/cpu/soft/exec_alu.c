@@ -426,6 +426,16 @@ enum op_result exec_idiv(struct cpu *c, const struct op *op)
 
 /* ---- bits */
 
+bool bt_lin(struct cpu *c, const struct op *op, unsigned acc, uint64_t *lin)
+{
+    unsigned size = op->size, shift = size == 8 ? 6 : size == 4 ? 5 : 4;
+    uint64_t ea = op_ea(c, op);
+
+    if (!(op->flags & OPF_IMM)) /* the bit string reaches beyond the operand */
+        ea += (uint64_t)((int64_t)sign_extend(c->r[op->reg], size) >> shift) * size;
+    return lin_of(c, op->seg, addr_cut(ea, op->asz), size, acc, lin);
+}
+
 enum op_result exec_bt(struct cpu *c, const struct op *op)
 {
     unsigned size = op->size, bits = size * 8;
@@ -434,14 +444,7 @@ enum op_result exec_bt(struct cpu *c, const struct op *op)
     bool writes = op->sub != BIT_TEST;
 
     if (op->flags & OPF_MEM) {
-        uint64_t ea = op_ea(c, op);
-
-        if (!(op->flags & OPF_IMM)) /* the bit string reaches beyond the operand */
-            ea += (uint64_t)((int64_t)sign_extend(off, size) >> (bits == 64   ? 6
-                                                                 : bits == 32 ? 5
-                                                                              : 4)) *
-                  size;
-        if (!lin_of(c, op->seg, addr_cut(ea, op->asz), size, writes ? MMU_W : MMU_R, &lin))
+        if (!bt_lin(c, op, writes ? MMU_W : MMU_R, &lin))
             return R_STOP;
         if (!(writes ? mem_load_w(c, lin, size, &v) : mem_load(c, lin, size, &v)))
             return R_STOP;
@@ -516,31 +519,6 @@ enum op_result exec_cmpxchg(struct cpu *c, const struct op *op)
     if ((op->flags & OPF_MEM) && !rm_put_w(c, op, size, v, lin))
         return R_STOP;
     reg_set(c, CPU_RAX, size, v);
-    return R_OK;
-}
-
-/* CMPXCHG8B and 16B: size is that of a half. */
-enum op_result exec_cmpxchg_pair(struct cpu *c, const struct op *op)
-{
-    unsigned half = op->size;
-    uint64_t lin, low, high;
-    bool equal;
-
-    if (!op_lin(c, op, half * 2, MMU_W, &lin))
-        return R_STOP;
-    if (half == 8 && (lin & 15))
-        return op_raise(c, VEC_GP, 0);
-    if (!mem_load_w(c, lin, half, &low) || !mem_load_w(c, lin + half, half, &high))
-        return R_STOP;
-    equal = low == reg_get(c, CPU_RAX, half) && high == reg_get(c, CPU_RDX, half);
-    if (!mem_store(c, lin, half, equal ? reg_get(c, CPU_RBX, half) : low) ||
-        !mem_store(c, lin + half, half, equal ? reg_get(c, CPU_RCX, half) : high))
-        return R_STOP;
-    if (!equal) {
-        reg_set(c, CPU_RAX, half, low);
-        reg_set(c, CPU_RDX, half, high);
-    }
-    fl_set_zf(c, equal);
     return R_OK;
 }
 

@@ -120,7 +120,7 @@ static uint64_t page_room(uint64_t lin, unsigned size)
 static void fill(uint8_t *p, uint64_t v, unsigned size, uint64_t n)
 {
     if (size == 1) {
-        memset(p, (int)(uint8_t)v, n);
+        guest_fill(p, (uint8_t)v, n);
         return;
     }
     for (uint64_t i = 0; i < n; i++)
@@ -151,7 +151,7 @@ static uint64_t bulk(struct cpu *c, const struct op *op, uint64_t n)
             return 0;
         if (to > from && to < from + n * size)
             return 0; /* each element must see the one before it */
-        memmove(to, from, n * size);
+        guest_copy(to, from, n * size);
         reg_advance(c, CPU_RSI, op, n);
     }
     reg_advance(c, CPU_RDI, op, n);

@@ -1,6 +1,7 @@
 #include "hv/cpu/soft/mmu.h"
 
 #include "hv/cpu/soft/code.h"
+#include "hv/cpu/soft/soft_vm.h"
 #include "hv/cpu/soft/walk.h"
 
 #define GEN_MASK UINT64_C(0xfff)
@@ -17,14 +18,12 @@ void mmu_flush(struct cpu *c)
 {
     if (++c->tlb_gen > GEN_MASK)
         tlb_clear(c);
-    c->jump_gen++;
 }
 
 void mmu_flush_page(struct cpu *c, uint64_t lin)
 {
     for (unsigned u = 0; u < 2; u++)
         *tlb_slot(c->tlbs[u], lin) = (struct tlb_entry){0};
-    c->jump_gen++;
 }
 
 void mmu_flush_all(struct cpu *c)
@@ -36,12 +35,27 @@ void mmu_flush_all(struct cpu *c)
     }
 }
 
+static void unwrite(struct tlb_entry *e)
+{
+    if (e->w)
+        e->slow_w = e->w;
+    e->w = 0;
+}
+
 void mmu_unwrite(struct cpu *c, uint64_t g)
 {
     for (unsigned u = 0; u < 2; u++)
         for (unsigned i = 0; i < TLB_SIZE; i++)
             if (c->tlbs[u][i].gfn == g)
-                c->tlbs[u][i].w = 0;
+                unwrite(&c->tlbs[u][i]);
+}
+
+void mmu_unwrite_watched(struct cpu *c)
+{
+    for (unsigned u = 0; u < 2; u++)
+        for (unsigned i = 0; i < TLB_SIZE; i++)
+            if (c->tlbs[u][i].w && soft_vm_watches(c->svm, c->tlbs[u][i].gfn))
+                unwrite(&c->tlbs[u][i]);
 }
 
 /* ---- translation */
@@ -53,13 +67,18 @@ static void tlb_fill(struct cpu *c, uint64_t lin, unsigned acc, bool user, uint6
     uint64_t tag = (lin & PAGE_MASK) | c->tlb_gen;
     uintptr_t addend = (uintptr_t)page - (uintptr_t)(lin & PAGE_MASK);
 
-    if (e->addend != addend || e->gfn != gfn || (e->r != tag && e->w != tag && e->x != tag))
+    if (e->addend != addend || e->gfn != gfn ||
+        (e->r != tag && e->w != tag && e->x != tag && e->slow_w != tag))
         *e = (struct tlb_entry){.addend = addend, .gfn = gfn};
     if (acc == MMU_X)
         e->x = tag;
     else
         e->r = tag;
-    if (acc == MMU_W && !code_watches(c, gfn))
+    if (acc != MMU_W)
+        return;
+    if (soft_vm_watches(c->svm, gfn))
+        e->slow_w = tag;
+    else
         e->w = tag;
 }
 
@@ -124,12 +143,32 @@ static uint64_t lin_next_page(const struct cpu *c, uint64_t lin)
     return cpu_long(c) ? next : (uint32_t)next;
 }
 
+void mmu_told(struct cpu *c, uint64_t at, unsigned size)
+{
+    if (likely(!soft_vm_watches(c->svm, at >> FRAME_SHIFT)))
+        return;
+    code_written(c, at, size);
+    soft_vm_written(c->svm, c, at >> FRAME_SHIFT);
+}
+
+/* A page that may be written, but not past `mmu_told`. */
+static bool ref_slow_w(struct cpu *c, uint64_t lin, bool user, struct mmu_ref *ref)
+{
+    const struct tlb_entry *e = tlb_slot(c->tlbs[user], lin);
+
+    if (e->slow_w != ((lin & PAGE_MASK) | c->tlb_gen))
+        return false;
+    ref->host = (uint8_t *)(e->addend + (uintptr_t)lin);
+    ref->gpa = e->gfn << FRAME_SHIFT | PAGE_OFFS(lin);
+    return true;
+}
+
 static bool read_part(struct cpu *c, const struct mmu_ref *ref, unsigned size, uint64_t *out)
 {
     if (!ref->host)
         return mmio_read(c, ref->gpa, size, out);
     *out = 0;
-    memcpy(out, ref->host, size);
+    guest_copy(out, ref->host, size);
     return true;
 }
 
@@ -137,8 +176,8 @@ static bool write_part(struct cpu *c, const struct mmu_ref *ref, unsigned size, 
 {
     if (!ref->host)
         return mmio_write(c, ref->gpa, size, v);
-    memcpy(ref->host, &v, size);
-    code_written(c, ref->gpa, size);
+    guest_copy(ref->host, &v, size);
+    mmu_told(c, ref->gpa, size);
     return true;
 }
 
@@ -165,7 +204,7 @@ static bool write_as(struct cpu *c, uint64_t lin, unsigned size, bool user, uint
     struct mmu_ref a, b;
     unsigned n = (unsigned)(FRAME_SIZE - PAGE_OFFS(lin));
 
-    if (!mmu_ref(c, lin, MMU_W, user, &a))
+    if (!ref_slow_w(c, lin, user, &a) && !mmu_ref(c, lin, MMU_W, user, &a))
         return false;
     if (n >= size)
         return write_part(c, &a, size, v);

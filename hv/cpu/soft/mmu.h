@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "hv/cpu/soft/cpu.h"
+#include "hv/cpu/soft/guest_mem.h"
 
 #define MMU_R 0u
 #define MMU_W 1u
@@ -44,43 +45,6 @@ static inline uint8_t *tlb_w(const struct cpu *c, uint64_t lin, unsigned size)
     return (uint8_t *)(e->addend + (uintptr_t)lin);
 }
 
-static inline uint64_t host_load(const uint8_t *p, unsigned size)
-{
-    uint64_t v = 0;
-
-    switch (size) {
-    case 1:
-        return *p;
-    case 2:
-        memcpy(&v, p, 2);
-        return v;
-    case 4:
-        memcpy(&v, p, 4);
-        return v;
-    default:
-        memcpy(&v, p, 8);
-        return v;
-    }
-}
-
-static inline void host_store(uint8_t *p, unsigned size, uint64_t v)
-{
-    switch (size) {
-    case 1:
-        *p = (uint8_t)v;
-        break;
-    case 2:
-        memcpy(p, &v, 2);
-        break;
-    case 4:
-        memcpy(p, &v, 4);
-        break;
-    default:
-        memcpy(p, &v, 8);
-        break;
-    }
-}
-
 /* What a page of linear memory is. */
 struct mmu_ref {
     uint8_t *host; /* of the byte asked for; NULL: MMIO */
@@ -109,8 +73,13 @@ bool mmu_write_bytes(struct cpu *c, uint64_t lin, const void *p, unsigned n);
 void mmu_flush(struct cpu *c);
 void mmu_flush_page(struct cpu *c, uint64_t lin);
 void mmu_flush_all(struct cpu *c);
-/* Takes the right to write directly from the entries of one guest frame (it became code). */
+/* Takes the right to write directly from the entries of one guest frame (it became code), or of
+ * every watched one. */
 void mmu_unwrite(struct cpu *c, uint64_t gfn);
+void mmu_unwrite_watched(struct cpu *c);
+/* This vCPU wrote to RAM other than through tlb_w: where the frame holds code, all are told. The
+ * range is in one page. */
+void mmu_told(struct cpu *c, uint64_t gpa, unsigned size);
 
 /* Adds base, checks limit and rights outside 64-bit code. False: #GP or #SS queued. */
 bool mmu_seg(struct cpu *c, unsigned seg, uint64_t off, unsigned size, unsigned acc, uint64_t *lin);
@@ -179,7 +148,7 @@ static inline bool mem_load_bytes(struct cpu *c, uint64_t lin, void *to, unsigne
 
     if (unlikely(!p))
         return mmu_read_bytes(c, lin, to, n);
-    memcpy(to, p, n);
+    guest_copy(to, p, n);
     return true;
 }
 
@@ -189,7 +158,7 @@ static inline bool mem_store_bytes(struct cpu *c, uint64_t lin, const void *from
 
     if (unlikely(!p))
         return mmu_write_bytes(c, lin, from, n);
-    memcpy(p, from, n);
+    guest_copy(p, from, n);
     return true;
 }
 

@@ -46,7 +46,6 @@ void cpu_update_mode(struct cpu *c)
             c->checked |= (uint8_t)(1u << n);
     }
     c->stack_size = c->mode == MODE_64 ? 8 : c->seg[CPU_SS].attr & CPU_SEG_DB ? 4 : 2;
-    c->jump_gen++;
 }
 
 void cpu_set_rflags(struct cpu *c, uint64_t v, uint32_t mask)

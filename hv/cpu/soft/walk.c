@@ -1,6 +1,5 @@
 #include "hv/cpu/soft/walk.h"
 
-#include "hv/cpu/soft/code.h"
 #include "hv/cpu/soft/mmu.h"
 
 #define PTE_P        UINT64_C(0x1)
@@ -171,7 +170,7 @@ static bool set_bits(struct cpu *c, const struct format *f, const struct step *s
             *again = true;
             return true;
         }
-        code_written(c, s[i].at, f->pte_size);
+        mmu_told(c, s[i].at, f->pte_size);
     }
     return true;
 }

@@ -72,23 +72,22 @@ enum how {
 #define F_SRC8  16u /* the r/m is a byte whatever the size */
 #define F_SRC16 32u /* a word */
 #define F_SRC32 64u
+#define F_LOCK  128u /* with LOCK too, when the r/m is memory */
 
 struct form {
     const char *name;
     uint8_t op, ext, enc, how, sizes, flags;
 };
 
+#define ALU_HOW(k)  ((k) == 1 || (k) == 4 || (k) == 6 ? H_LOGIC : H_PLAIN)
+#define ALU_LOCK(k) ((k) == 7 ? 0 : F_LOCK)
 #define ALU(n, k)                                                                                  \
-    {n,    (k)*8 + 1, 0, E_RM_R, (k) == 1 || (k) == 4 || (k) == 6 ? H_LOGIC : H_PLAIN,             \
-     SALL, F_W | F_RM},                                                                            \
-        {n,    (k)*8 + 3, 0, E_R_RM, (k) == 1 || (k) == 4 || (k) == 6 ? H_LOGIC : H_PLAIN,         \
-         SALL, F_W | F_RM},                                                                        \
-        {n,    (k)*8 + 5,  0, E_ACC_I, (k) == 1 || (k) == 4 || (k) == 6 ? H_LOGIC : H_PLAIN,       \
-         SALL, F_W | F_REG},                                                                       \
-        {n,    0x81,      k, E_RM_I, (k) == 1 || (k) == 4 || (k) == 6 ? H_LOGIC : H_PLAIN,         \
-         SALL, F_W | F_RM},                                                                        \
+    {n, (k)*8 + 1, 0, E_RM_R, ALU_HOW(k), SALL, F_W | F_RM | ALU_LOCK(k)},                         \
+        {n, (k)*8 + 3, 0, E_R_RM, ALU_HOW(k), SALL, F_W | F_RM},                                   \
+        {n, (k)*8 + 5, 0, E_ACC_I, ALU_HOW(k), SALL, F_W | F_REG},                                 \
+        {n, 0x81, k, E_RM_I, ALU_HOW(k), SALL, F_W | F_RM | ALU_LOCK(k)},                          \
     {                                                                                              \
-        n, 0x83, k, E_RM_I8, (k) == 1 || (k) == 4 || (k) == 6 ? H_LOGIC : H_PLAIN, SW, F_RM        \
+        n, 0x83, k, E_RM_I8, ALU_HOW(k), SW, F_RM | ALU_LOCK(k)                                    \
     }
 #define SHIFT(n, k, h)                                                                             \
     {n, 0xd1, k, E_RM, h, SALL, F_W | F_RM}, {n, 0xc1, k, E_RM_C8, h, SALL, F_W | F_RM},           \
@@ -96,9 +95,9 @@ struct form {
         n, 0xd3, k, E_RM_CL, h, SALL, F_W | F_RM                                                   \
     }
 #define BT(n, k)                                                                                   \
-    {n, 0x83 + (k)*8, 0, E_RM_R, H_BT, SW, F_0F | F_RM},                                           \
+    {n, 0x83 + (k)*8, 0, E_RM_R, H_BT, SW, F_0F | F_RM | ((k) > 4 ? F_LOCK : 0)},                  \
     {                                                                                              \
-        n, 0xba, k, E_RM_C8, H_BT, SW, F_0F | F_RM                                                 \
+        n, 0xba, k, E_RM_C8, H_BT, SW, F_0F | F_RM | ((k) > 4 ? F_LOCK : 0)                        \
     }
 #define CC(n, k)                                                                                   \
     {"cmov" n, 0x40 + (k), 0, E_R_RM, H_PLAIN, SW, F_0F | F_RM},                                   \
@@ -121,10 +120,10 @@ static const struct form forms[] = {
     {"mov", 0x89, 0, E_RM_R, H_PLAIN, SALL, F_W | F_RM},
     {"mov", 0x8b, 0, E_R_RM, H_PLAIN, SALL, F_W | F_RM},
     {"mov", 0xc7, 0, E_RM_I, H_PLAIN, SALL, F_W | F_RM},
-    {"inc", 0xff, 0, E_RM, H_PLAIN, SALL, F_W | F_RM},
-    {"dec", 0xff, 1, E_RM, H_PLAIN, SALL, F_W | F_RM},
-    {"not", 0xf7, 2, E_RM, H_PLAIN, SALL, F_W | F_RM},
-    {"neg", 0xf7, 3, E_RM, H_PLAIN, SALL, F_W | F_RM},
+    {"inc", 0xff, 0, E_RM, H_PLAIN, SALL, F_W | F_RM | F_LOCK},
+    {"dec", 0xff, 1, E_RM, H_PLAIN, SALL, F_W | F_RM | F_LOCK},
+    {"not", 0xf7, 2, E_RM, H_PLAIN, SALL, F_W | F_RM | F_LOCK},
+    {"neg", 0xf7, 3, E_RM, H_PLAIN, SALL, F_W | F_RM | F_LOCK},
     {"mul", 0xf7, 4, E_RM, H_MUL, SALL, F_W | F_RM},
     {"imul1", 0xf7, 5, E_RM, H_MUL, SALL, F_W | F_RM},
     {"imul2", 0xaf, 0, E_R_RM, H_MUL, SW, F_0F | F_RM},
@@ -170,10 +169,10 @@ static const struct form forms[] = {
     {"movsx8", 0xbe, 0, E_R_RM, H_PLAIN, SW, F_0F | F_RM | F_SRC8},
     {"movsx16", 0xbf, 0, E_R_RM, H_PLAIN, S32 | S64, F_0F | F_RM | F_SRC16},
     {"movsxd", 0x63, 0, E_R_RM, H_PLAIN, S64, F_RM | F_SRC32},
-    {"xchg", 0x87, 0, E_RM_R, H_PLAIN, SALL, F_W | F_RM},
-    {"xadd", 0xc1, 0, E_RM_R, H_PLAIN, SALL, F_0F | F_W | F_RM},
-    {"cmpxchg", 0xb1, 0, E_RM_R, H_PAIR, SALL, F_0F | F_W | F_RM},
-    {"cmpxchg8b/16b", 0xc7, 1, E_RM, H_PAIR, S32 | S64, F_0F | F_MEM},
+    {"xchg", 0x87, 0, E_RM_R, H_PLAIN, SALL, F_W | F_RM | F_LOCK},
+    {"xadd", 0xc1, 0, E_RM_R, H_PLAIN, SALL, F_0F | F_W | F_RM | F_LOCK},
+    {"cmpxchg", 0xb1, 0, E_RM_R, H_PAIR, SALL, F_0F | F_W | F_RM | F_LOCK},
+    {"cmpxchg8b/16b", 0xc7, 1, E_RM, H_PAIR, S32 | S64, F_0F | F_MEM | F_LOCK},
     {"bswap", 0xc8, 0, E_OPREG, H_PLAIN, S32 | S64, F_0F | F_REG},
     {"lea", 0x8d, 0, E_LEA, H_PLAIN, SW, F_REG},
     {"cbw", 0x98, 0, E_NONE, H_PLAIN, SW, F_REG},
@@ -189,7 +188,7 @@ static const struct form forms[] = {
 struct one {
     const struct form *f;
     unsigned size; /* operand bytes */
-    bool mem;
+    bool mem, lock;
     unsigned rm, reg, imm, disp;
     uint8_t code[16];
     unsigned len;
@@ -248,8 +247,8 @@ static void byte(struct one *o, unsigned b)
 
 static void modrm(struct one *o, unsigned reg)
 {
-    static const unsigned disp[] = {0, 1, 7, 64};
-    unsigned d = disp[rnd() % 4];
+    static const unsigned disp[] = {0, 1, 7, 59, 61, 64};
+    unsigned d = disp[rnd() % 6];
 
     reg = (reg & 7) << 3;
     if (!o->mem) {
@@ -311,6 +310,8 @@ static void encode(struct one *o)
     o->len = 0;
     if (!two)
         reg = f->ext;
+    if (o->lock)
+        byte(o, 0xf0);
     if (o->size == 2)
         byte(o, 0x66);
     rex = (o->size == 8 ? 8u : 0) | (two ? (reg & 8) >> 1 : 0) | (o->mem ? 0 : (o->rm & 8) >> 3);
@@ -484,12 +485,13 @@ static bool prepare(struct one *o)
     return true;
 }
 
-static bool make(struct one *o, const struct form *f, unsigned size, bool mem)
+static bool make(struct one *o, const struct form *f, unsigned size, bool mem, bool lock)
 {
     memset(o, 0, sizeof *o);
     o->f = f;
     o->size = size;
     o->mem = mem;
+    o->lock = lock;
     do {
         o->rm = pick(o);
         o->reg = pick(o);
@@ -566,13 +568,13 @@ static bool compare(const struct one *o)
 
 static unsigned long rounds = 350;
 
-static unsigned run_form(const struct form *f, unsigned size, bool mem, unsigned *bad)
+static unsigned run_form(const struct form *f, unsigned size, bool mem, bool lock, unsigned *bad)
 {
     unsigned done = 0, here = 0;
     struct one o;
 
     for (unsigned long i = 0; i < rounds && here < 2; i++) {
-        if (!make(&o, f, size, mem))
+        if (!make(&o, f, size, mem, lock))
             continue;
         done++;
         here += !compare(&o);
@@ -593,7 +595,11 @@ static void test_against_host(void **state)
                 if (!(forms[i].sizes & size) || !(forms[i].flags & (mem ? F_MEM : F_REG)))
                     continue;
                 nr_forms++;
-                cases += run_form(&forms[i], size, mem != 0, &bad);
+                cases += run_form(&forms[i], size, mem != 0, false, &bad);
+                if (!mem || !(forms[i].flags & F_LOCK))
+                    continue;
+                nr_forms++;
+                cases += run_form(&forms[i], size, true, true, &bad);
             }
     printf("%u forms, %u cases, %u differ\n", nr_forms, cases, bad);
     assert_true(nr_forms > 400);
