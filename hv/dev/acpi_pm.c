@@ -5,7 +5,7 @@
 #define NS 1000000000u
 
 #define STS_BUTTON 0x0100u
-#define EN_BITS    0x0121u /* timer, global lock, power button */
+#define EN_BITS    0x0721u /* timer, global lock, power and sleep button, RTC */
 #define CNT_SCI    0x0001u
 #define CNT_SLEEP  0x2000u
 #define CNT_BITS   0x1c02u
