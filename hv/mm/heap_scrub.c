@@ -11,8 +11,12 @@
 
 #include "hv/mm/heap_impl.h"
 
-/* From 16 MiB on giving memory back beats writing zeros; `hvbench scrub` measures it. */
-#define PUNCH_MIN_FRAMES UINT64_C(4096)
+/*
+ * Giving memory back costs as much as writing zeros from about 1 GiB on and more below, and who
+ * uses it next pays for fresh memory: `hvbench scrub` measures it. So only blocks of that size go
+ * to the host, in steps.
+ */
+#define PUNCH_MIN_FRAMES (UINT64_C(1) << ORDER_1G)
 #define PUNCH_STEP       UINT64_C(16384) /* frames at once */
 
 static const char *const policies[HEAP_SCRUB_KINDS] = {"background", "free", "alloc"};
@@ -86,8 +90,6 @@ static bool punch(struct heap *h, uint64_t first, uint64_t n)
 
 void heap_scrub_frames(struct heap *h, uint64_t first, uint64_t n)
 {
-    if (n >= PUNCH_MIN_FRAMES && punch(h, first, n))
-        return;
     memset(arena_ptr(h->arena, mfn(first)), 0, n << FRAME_SHIFT);
     count_zeroed(h, n, false);
 }
@@ -139,22 +141,18 @@ static bool is_own(const struct heap *h, uint64_t first, uint32_t same, uint64_t
     return same != OWNER_NONE && last == same && ft_group(&h->ft, first) & GROUP_ALL_DIRTY;
 }
 
-/* At most PUNCH_STEP frames at a time, so that no step takes long. */
+/* A 1 GiB block goes to the host by PUNCH_STEP, others are written by group: no step takes long. */
 void heap_scrub_large(struct heap *h, uint64_t first, unsigned order, uint32_t same,
                       uint64_t head_last)
 {
     uint64_t end = first + ft_frames(order);
+    bool give =
+        heap_dirty_large(h, first, order) >= PUNCH_MIN_FRAMES && !is_own(h, first, same, head_last);
 
-    for (uint64_t m = first, n; m < end; m += n) {
-        uint64_t need = 0;
-        bool punched;
+    for (uint64_t m = first; m < end; m += PUNCH_STEP) {
+        uint64_t n = end - m < PUNCH_STEP ? end - m : PUNCH_STEP;
+        bool punched = give && punch(h, m, n);
 
-        n = end - m < PUNCH_STEP ? end - m : PUNCH_STEP;
-        for (uint64_t i = m; n >= PUNCH_MIN_FRAMES && i < m + n; i += GROUP_FRAMES)
-            need += heap_dirty_large(h, i, GROUP_ORDER);
-        if (is_own(h, m, same, m == first ? head_last : frame_word_load(ft_rec(&h->ft, m))))
-            need = 0; /* the same for the rest of the block most likely */
-        punched = need >= PUNCH_MIN_FRAMES && punch(h, m, n);
         for (uint64_t i = m; i < m + n; i += GROUP_FRAMES) {
             uint64_t last = i == first ? head_last : frame_word_load(ft_rec(&h->ft, i));
 

@@ -16,6 +16,7 @@
 #include "hv/mm/heap.h"
 #include "tests/bench/bench.h"
 #include "tests/bench/bench_out.h"
+#include "tests/bench/svg.h"
 
 #define REPEAT_MAX 1000u
 
@@ -23,7 +24,7 @@ struct options {
     uint64_t memory;
     unsigned repeat;
     bool fresh, json;
-    const char *only;
+    const char *only, *svg;
 };
 
 struct machine {
@@ -117,20 +118,19 @@ static bool run_row(struct bench_out *out, const struct mf_plugin *p, const stru
 
 static int usage(void)
 {
-    fprintf(stderr, "usage: hvbench heap-init [--memory SIZE] [--touch pre|fresh] [--repeat N]\n"
-                    "                         [--only NAME] [--plugins DIR] [--json]\n");
+    fprintf(stderr,
+            "usage: hvbench heap-init [--memory SIZE] [--touch pre|fresh] [--repeat N]\n"
+            "                         [--only NAME] [--plugins DIR] [--json] [--svg FILE]\n");
     return BENCH_USAGE;
 }
 
 static bool parse(int argc, char **argv, struct options *o)
 {
-    static const struct option longs[] = {{"memory", required_argument, NULL, 'm'},
-                                          {"touch", required_argument, NULL, 't'},
-                                          {"repeat", required_argument, NULL, 'r'},
-                                          {"only", required_argument, NULL, 'o'},
-                                          {"plugins", required_argument, NULL, 'p'},
-                                          {"json", no_argument, NULL, 'j'},
-                                          {NULL, 0, NULL, 0}};
+    static const struct option longs[] = {
+        {"memory", required_argument, NULL, 'm'},  {"touch", required_argument, NULL, 't'},
+        {"repeat", required_argument, NULL, 'r'},  {"only", required_argument, NULL, 'o'},
+        {"plugins", required_argument, NULL, 'p'}, {"json", no_argument, NULL, 'j'},
+        {"svg", required_argument, NULL, 's'},     {NULL, 0, NULL, 0}};
     bool ok = true;
     int c;
 
@@ -146,6 +146,8 @@ static bool parse(int argc, char **argv, struct options *o)
             o->only = optarg;
         else if (c == 'p')
             bench_set_plugin_dir(optarg);
+        else if (c == 's')
+            o->svg = optarg;
         else if (c == 'j')
             o->json = true;
         else
@@ -153,6 +155,10 @@ static bool parse(int argc, char **argv, struct options *o)
     }
     return ok && optind == argc;
 }
+
+static const struct svg_spec plot = {
+    "From an empty heap to all frames given",    "strategy", NULL, "time", true,
+    {{"init_ns", "median"}, {"min_ns", "least"}}};
 
 int bench_heap_init(int argc, char **argv)
 {
@@ -175,6 +181,8 @@ int bench_heap_init(int argc, char **argv)
         ok = run_row(out, plugins.plugin[i], &o);
     if (ok)
         bench_out_print(out, o.json);
+    if (ok && o.svg)
+        ok = svg_write(o.svg, out, &plot);
     free(out);
     return ok ? 0 : 1;
 }

@@ -39,6 +39,27 @@ static void human_ns(char *out, size_t n, uint64_t ns)
         snprintf(out, n, "%.1f ms", (double)ns / 1e6);
 }
 
+static void human_bytes(char *out, size_t n, uint64_t v)
+{
+    static const char units[] = " KMGT";
+    unsigned u = 0;
+
+    for (; v >= 1024 && v % 1024 == 0 && u < 4; u++)
+        v /= 1024;
+    if (u)
+        snprintf(out, n, "%" PRIu64 " %ciB", v, units[u]);
+    else
+        snprintf(out, n, "%" PRIu64, v);
+}
+
+/* "memory", or what ends in "_bytes". */
+static bool is_bytes(const char *key)
+{
+    size_t len = strlen(key);
+
+    return !strcmp(key, "memory") || (len > 6 && !strcmp(key + len - 6, "_bytes"));
+}
+
 void bench_put_u64(struct bench_row *r, const char *key, uint64_t v)
 {
     struct bench_cell *c = put(r, key);
@@ -47,6 +68,8 @@ void bench_put_u64(struct bench_row *r, const char *key, uint64_t v)
     snprintf(c->json, sizeof c->json, "%" PRIu64, v);
     if (len > 3 && !strcmp(key + len - 3, "_ns"))
         human_ns(c->human, sizeof c->human, v);
+    else if (is_bytes(key))
+        human_bytes(c->human, sizeof c->human, v);
     else
         snprintf(c->human, sizeof c->human, "%" PRIu64, v);
 }

@@ -5,9 +5,10 @@
  *   half    the lower half in use, the upper half free in one piece
  *   holes   every second block of 2 MiB in use: as many runs to hand over as there are holes
  *
- * Frames are never touched. The pause is the core's own (heap_swap_report): listing, checking
- * against the frame table, adding, comparing totals. Metadata comes fresh from the host, so the
- * first touch of it is in the pause.
+ * Frames are never touched. Times are the core's own (heap_swap_report). The new allocator is
+ * filled while the heap goes on: that is in the total. In the pause: listing the old one's free
+ * frames, checking them against the frame table, what changed since it was filled, comparing
+ * totals.
  */
 #include <getopt.h>
 #include <stdio.h>
@@ -18,6 +19,7 @@
 #include "hv/mm/heap.h"
 #include "tests/bench/bench.h"
 #include "tests/bench/bench_out.h"
+#include "tests/bench/svg.h"
 
 #define REPEAT_MAX 101u
 
@@ -25,6 +27,7 @@ struct options {
     uint64_t memory;
     unsigned repeat;
     bool holes, json;
+    const char *svg;
 };
 
 /* Takes all of it in blocks of 2 MiB, then frees what is to be free. */
@@ -99,16 +102,19 @@ static bool run_all(struct bench_out *out, const struct options *o, const struct
 static int usage(void)
 {
     fprintf(stderr, "usage: hvbench swap [--memory SIZE] [--fill half|holes] [--repeat N]\n"
-                    "                    [--plugins DIR] [--json]\n");
+                    "                    [--plugins DIR] [--json] [--svg FILE]\n");
     return BENCH_USAGE;
 }
 
 static bool parse(int argc, char **argv, struct options *o)
 {
-    static const struct option longs[] = {
-        {"memory", required_argument, NULL, 'm'}, {"fill", required_argument, NULL, 'f'},
-        {"repeat", required_argument, NULL, 'r'}, {"plugins", required_argument, NULL, 'p'},
-        {"json", no_argument, NULL, 'j'},         {NULL, 0, NULL, 0}};
+    static const struct option longs[] = {{"memory", required_argument, NULL, 'm'},
+                                          {"fill", required_argument, NULL, 'f'},
+                                          {"repeat", required_argument, NULL, 'r'},
+                                          {"plugins", required_argument, NULL, 'p'},
+                                          {"json", no_argument, NULL, 'j'},
+                                          {"svg", required_argument, NULL, 's'},
+                                          {NULL, 0, NULL, 0}};
     bool ok = true;
     int c;
 
@@ -122,6 +128,8 @@ static bool parse(int argc, char **argv, struct options *o)
             ok = bench_parse_count(optarg, REPEAT_MAX, &o->repeat);
         else if (c == 'p')
             bench_set_plugin_dir(optarg);
+        else if (c == 's')
+            o->svg = optarg;
         else if (c == 'j')
             o->json = true;
         else
@@ -129,6 +137,14 @@ static bool parse(int argc, char **argv, struct options *o)
     }
     return ok && optind == argc;
 }
+
+static const struct svg_spec plot = {
+    "One allocator taking over from another",
+    "strategy",
+    "from",
+    "time",
+    true,
+    {{"pause_ns", "the heap stands still"}, {"total_ns", "all of it"}}};
 
 int bench_swap(int argc, char **argv)
 {
@@ -150,6 +166,8 @@ int bench_swap(int argc, char **argv)
     ok = run_all(out, &o, &plugins);
     if (ok)
         bench_out_print(out, o.json);
+    if (ok && o.svg)
+        ok = svg_write(o.svg, out, &plot);
     free(out);
     return ok ? 0 : 1;
 }

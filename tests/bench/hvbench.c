@@ -14,6 +14,7 @@ static const struct {
     {"heap-init", bench_heap_init, "time from an empty heap to all frames given"},
     {"alloc", bench_alloc, "an allocation and a free"},
     {"swap", bench_swap, "an allocator taking over from another"},
+    {"scrub", bench_scrub, "keeping one owner's data from the next"},
     {"zap", bench_zap, "teardown of a second stage"},
     {"lifecycle", bench_lifecycle, "whole lives of a guest inside the core"},
 };

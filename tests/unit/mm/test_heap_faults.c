@@ -7,6 +7,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include <cmocka.h>
 
@@ -458,8 +459,7 @@ static enum mf_status punch_while_serving(void *arg, uint64_t offset, uint64_t b
             mm_lock_drop(&e->heap->slot[i].lock);
     if (!punch_seen.locked && heap_alloc(e->heap, 1, 0, OTHER, FRAME_T_RAM, HEAP_ZERO, &m) == MF_OK)
         heap_free_clean(e->heap, 1, m, 0, OTHER);
-    memset(e->arena.base + offset, 0, bytes);
-    return MF_OK;
+    return madvise(e->arena.base + offset, bytes, MADV_DONTNEED) ? MF_E_IO : MF_OK;
 }
 
 /* A big block is scrubbed in steps of bounded size, with no lock held: others go on. */
@@ -469,18 +469,24 @@ static void test_big_scrub_blocking_everything(void **state)
     mfn_t m;
 
     (void)state;
-    mm_testenv_init(&e, (1u << 15) + 64, 2);
+    mm_testenv_init(&e, (1u << 18) + 2048, 2);
     mm_testenv_select(&e, "buddy-lazy");
     e.env.punch = punch_while_serving;
     punch_seen = (struct slow_punch){.e = &e};
-    m = get(&e, 15, OWNER);
-    put(&e, m, 15, OWNER);
-    m = get(&e, 15, OTHER);
+    m = get(&e, 18, OWNER);
+    memset(heap_ptr(e.heap, mfn(m.v + 99999)), 1, FRAME_SIZE);
+    put(&e, m, 18, OWNER);
+    m = get(&e, 18, OTHER);
+    assert_true(reads_zero(&e, mfn(m.v + 99999), 0));
     assert_true(punch_seen.calls >= 2);
     assert_true(punch_seen.largest <= UINT64_C(64) << 20);
     assert_false(punch_seen.locked);
-    put(&e, m, 15, OTHER);
+    assert_int_equal(info_of(&e).punched, 1u << 18);
+    assert_int_equal(heap_free_clean(e.heap, 0, m, 18, OTHER), MF_OK);
     mm_testenv_audit(&e, 0);
+    m = get(&e, 11, OWNER);
+    put(&e, m, 11, OWNER);
+    assert_int_equal(info_of(&e).dirty, 2048);
     /* In the background: never more than the budget and one word of marks. */
     while (info_of(&e).dirty) {
         uint64_t before = info_of(&e).dirty;
