@@ -2,8 +2,10 @@
  * Teardown in one post-order pass: the leaves of a table, then the table itself. Work is one entry
  * handled.
  *
- * One source, two plugins:
+ * One source, three plugins:
  *   POSTORDER_SINGLE   looks at each entry of each table, once
+ *   POSTORDER_DEFERRED the same, by a background reaper when a whole VM ends: the core has taken the
+ *                      tree away from the VM before
  *   POSTORDER_TRACKED  asks the bitmap of used entries, and so visits nothing that is not there
  */
 #include "proto/plugin.h"
@@ -17,12 +19,16 @@
 #define POSTORDER_NAME  "single"
 #define POSTORDER_TEXT  "one post-order pass over every entry"
 #define POSTORDER_FLAGS 0u
+#elif defined(POSTORDER_DEFERRED)
+#define POSTORDER_NAME  "deferred"
+#define POSTORDER_TEXT  "detached at once, taken apart in the background in one pass"
+#define POSTORDER_FLAGS MF_TD_DEFERS
 #elif defined(POSTORDER_TRACKED)
 #define POSTORDER_NAME  "tracked"
 #define POSTORDER_TEXT  "one post-order pass over the used entries, found by bitmap"
 #define POSTORDER_FLAGS MF_TD_TRACKS
 #else
-#error "define POSTORDER_SINGLE or POSTORDER_TRACKED"
+#error "define POSTORDER_SINGLE, POSTORDER_DEFERRED or POSTORDER_TRACKED"
 #endif
 
 struct place {
@@ -58,7 +64,7 @@ static void enter(struct mf_zap *z, struct walk *w, uint32_t level, mf_table tab
     p->used = POSTORDER_FLAGS & MF_TD_TRACKS ? z->host->used(z, table) : NULL;
 }
 
-#if defined(POSTORDER_SINGLE)
+#if !defined(POSTORDER_TRACKED)
 /* Goes on to the next present entry; at is behind hi when there is none, or after READS reads. */
 static bool next_used(struct walk *w, struct place *p)
 {

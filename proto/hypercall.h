@@ -120,7 +120,7 @@ struct mf_end_report {
     uint64_t start_ns;       /* start until the first instruction can run */
     uint64_t run_ns;         /* first instruction until the guest's end */
     uint64_t unreachable_ns; /* end of the guest until unreachable */
-    uint64_t returned_ns;    /* end of the guest until every frame is back */
+    uint64_t returned_ns;    /* end of the guest until every frame is back; 0: not yet (deferred) */
     uint64_t instructions;   /* that the guest ran; 0 where the engine cannot know */
     uint64_t loops;
     uint64_t loops_per_pass[4]; /* of the populated roots, summed */

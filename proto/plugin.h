@@ -263,6 +263,7 @@ struct mf_zap {
 #define MF_TD_TRACKS 0x1u
 #define MF_TD_DEFERS 0x2u
 #define MF_TD_ARENA  0x4u
+#define MF_TD_FLAGS  (MF_TD_TRACKS | MF_TD_DEFERS | MF_TD_ARENA) /* all of them */
 
 #define MF_ZAP_STATE_MAX 1024u
 

@@ -24,6 +24,7 @@ enum mf_status handle_STRATEGY_LOAD(struct call *c)
         close(fd);
         return st;
     }
+    vmm_reap_retry(&c->core->vmm);
     memcpy(call_reply(c, sizeof info), &info, sizeof info);
     event_push(&c->core->events, MF_EVENT_STRATEGY, 0, info.kind, 1, info.name);
     return MF_OK;

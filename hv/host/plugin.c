@@ -80,7 +80,7 @@ static bool teardown_complete(const struct mf_teardown_ops *o)
 static enum mf_status check_ops(const struct mf_plugin *d, struct mf_error *e)
 {
     uint32_t known =
-        d->kind == MF_PLUGIN_ALLOCATOR ? MF_ALLOC_THREAD_SAFE | MF_ALLOC_MERGES : MF_TD_TRACKS;
+        d->kind == MF_PLUGIN_ALLOCATOR ? MF_ALLOC_THREAD_SAFE | MF_ALLOC_MERGES : MF_TD_FLAGS;
     uint32_t flags;
     bool complete;
 

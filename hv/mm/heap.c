@@ -86,6 +86,12 @@ void heap_destroy(struct heap *h)
     env->release(env->arg, h, h->reserved);
 }
 
+void heap_set_helper(struct heap *h, heap_helper fn, void *arg)
+{
+    h->helper_arg = arg;
+    h->helper = fn;
+}
+
 void heap_lock_all(struct heap *h)
 {
     for (unsigned i = 0; i < h->slots; i++)
@@ -244,15 +250,18 @@ enum mf_status heap_alloc(struct heap *h, unsigned cpu, unsigned order, uint32_t
 {
     struct taken t;
     enum mf_status st;
+    unsigned tries = 0;
 
     if (order > ORDER_MAX || type < FRAME_T_RAM || type > FRAME_T_CORE || flags & ~HEAP_ZERO ||
         owner == OWNER_NONE || owner == HEAP_OWNER_GONE)
         return MF_E_RANGE;
     if (cpu >= h->cpus)
         cpu %= h->cpus;
-    t.dirty.n = 0;
-    t.large_dirty = 0;
-    st = alloc_block(h, cpu, order, owner, type, &t);
+    do {
+        t.dirty.n = 0;
+        t.large_dirty = 0;
+        st = alloc_block(h, cpu, order, owner, type, &t);
+    } while (st == MF_E_NO_MEMORY && h->helper && h->helper(h->helper_arg, tries++));
     if (st == MF_OK) {
         if (t.wait || t.dirty.n || t.large_dirty)
             clean_block(h, order, owner, flags, &t);

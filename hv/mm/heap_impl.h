@@ -87,6 +87,10 @@ struct heap {
     _Atomic uint64_t scrub_at; /* cursor of the background scrub */
     struct mm_lock scrub_lock; /* one background scrub at a time; before slot locks */
 
+    /* Set before the first allocation, or never. */
+    heap_helper helper;
+    void *helper_arg;
+
     struct mm_lock owner_lock; /* keys of the owner table change under it */
     struct heap_owner *owners;
 

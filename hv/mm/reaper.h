@@ -55,14 +55,14 @@ struct reaper {
 void reaper_init(struct reaper *r, struct heap *h, const struct reaper_ops *ops);
 /*
  * Takes `s2` over, which must not be used any more: closed from here on. The owner of its frames is
- * ended with it (heap_owner_end). MF_E_BUSY: it has viewers, or a teardown is under way. MF_E_PLUGIN:
- * `ops` is none. Then nothing is changed.
+ * ended with it (heap_owner_end). MF_E_BUSY: it has viewers, or a teardown is under way.
+ * MF_E_PLUGIN: `ops` is none. Then nothing is changed.
  */
 enum mf_status reaper_take(struct reaper *r, struct stage2 *s2, const struct mf_teardown_ops *ops,
                            void *tag);
 /*
- * One bounded step: at most about `budget` units. MF_OK: nothing is on its way. MF_AGAIN: more to do.
- * MF_BLOCKED: another caller is in a step.
+ * One bounded step: at most about `budget` units. MF_OK: nothing is on its way. MF_AGAIN: more to
+ * do. MF_BLOCKED: another caller is in a step.
  */
 enum mf_status reaper_step(struct reaper *r, uint32_t budget);
 /* Trees that no strategy could finish get another chance: strategies have changed. */

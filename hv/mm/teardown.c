@@ -206,12 +206,10 @@ static bool cuts_leaf(const struct stage2 *s2, unsigned root, uint64_t first, ui
     return w.pte && (last + 1) & (span - 1);
 }
 
-#define FLAGS_KNOWN (MF_TD_TRACKS | MF_TD_DEFERS | MF_TD_ARENA)
-
-static bool ops_ok(const struct mf_teardown_ops *ops)
+bool teardown_ops_ok(const struct mf_teardown_ops *ops)
 {
     return ops && ops->size >= sizeof *ops && ops->begin && ops->step &&
-           ops->state_size <= MF_ZAP_STATE_MAX && !(ops->flags & ~FLAGS_KNOWN);
+           ops->state_size <= MF_ZAP_STATE_MAX && !(ops->flags & ~MF_TD_FLAGS);
 }
 
 static enum mf_status begin(struct teardown *t, struct stage2 *s2,
@@ -219,7 +217,7 @@ static enum mf_status begin(struct teardown *t, struct stage2 *s2,
 {
     enum mf_status st = MF_OK;
 
-    if (!ops_ok(ops))
+    if (!teardown_ops_ok(ops))
         return MF_E_PLUGIN;
     s2_lock(s2);
     if (s2->teardown)

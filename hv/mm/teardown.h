@@ -38,6 +38,8 @@ struct teardown {
     _Alignas(16) uint8_t state[MF_ZAP_STATE_MAX];
 };
 
+/* Complete, and without a flag that this core does not know. */
+bool teardown_ops_ok(const struct mf_teardown_ops *ops);
 /*
  * Starts a teardown of guest frames first ... last in the roots [root, root_end), or of all of them
  * (`whole`). One at a time per stage2: MF_E_BUSY. A leaf that only partly lies in the range:

@@ -6,6 +6,7 @@
  * each in bounded steps:
  *
  *   UNREACHABLE   the engine gives up the vCPUs: nobody can translate any more
+ *   BEGIN         a strategy that defers: all that follows is the reaper's (dying.c), the VM is off
  *   BEGIN, ZAP    the teardown strategy takes all mappings out; one that fails is replaced
  *   REAP          the retired frames go to the heap
  *   DESTROY       the roots follow; report, event; shutoff, crashed, or starting again
@@ -18,6 +19,9 @@
 #include <string.h>
 
 #include "hv/host/log.h"
+
+#define OWNER_LIFE  UINT32_C(0x80000000)
+#define OWNER_TRIES 256u
 
 static uint64_t now(const struct vm *vm)
 {
@@ -70,11 +74,28 @@ static void life_reset_machine(struct vm *vm)
     }
 }
 
+/*
+ * The frames of a life are owned by OWNER_VM(id), or, while the reaper still has an earlier life's,
+ * by a number made for this one.
+ */
+static enum mf_status life_take_owner(struct vm *vm, uint64_t quota)
+{
+    struct vmm *m = vm->vmm;
+    enum mf_status st;
+
+    vm->owner = OWNER_VM(vm->id);
+    st = heap_owner_begin(m->heap, vm->owner, quota);
+    for (unsigned i = 0; st == MF_E_EXISTS && i < OWNER_TRIES; i++) {
+        vm->owner = OWNER_LIFE | (atomic_fetch_add(&m->owners, 1) & (OWNER_LIFE - 1) >> 1);
+        st = heap_owner_begin(m->heap, vm->owner, quota);
+    }
+    return st;
+}
+
 static enum mf_status life_make_stage2(struct vm *vm)
 {
     struct boot_ram ram = boot_ram_layout(vm->config.memory);
     struct s2_config c = {
-        .owner = OWNER_VM(vm->id),
         .roots = 2,
         .track = strategy_teardown(vm->teardown)->flags & MF_TD_TRACKS,
         .nr_regions = ram.high ? 2 : 1,
@@ -86,10 +107,11 @@ static enum mf_status life_make_stage2(struct vm *vm)
      */
     uint64_t frames = vm->config.memory >> FRAME_SHIFT;
     uint64_t quota = frames + c.roots * (frames / 256 + 16);
-    enum mf_status st = heap_owner_begin(vm->vmm->heap, c.owner, quota);
+    enum mf_status st = life_take_owner(vm, quota);
 
     if (st)
         return st;
+    c.owner = vm->owner;
     st = stage2_create(vm->vmm->heap, &c, &vm->s2);
     if (st)
         heap_owner_end(vm->vmm->heap, c.owner);
@@ -107,7 +129,7 @@ static enum mf_status life_drop_stage2(struct vm *vm)
         return st;
     vm->s2 = NULL;
     vm->engine.s2 = NULL;
-    left = heap_owner_end(vm->vmm->heap, OWNER_VM(vm->id));
+    left = heap_owner_end(vm->vmm->heap, vm->owner);
     if (left)
         log_line(LOG_ERROR, "vm %u: %llu frames did not come back", vm->id,
                  (unsigned long long)left);
@@ -336,7 +358,8 @@ static enum sched_after no_memory(struct vm_cpu *vc)
 
     if (vc->cpu.status == MF_E_STATE)
         return SCHED_AFTER_QUEUE;
-    if (vc->cpu.status == MF_E_NO_MEMORY && atomic_load(&vm->vmm->stopping))
+    if (vc->cpu.status == MF_E_NO_MEMORY &&
+        (atomic_load(&vm->vmm->stopping) || atomic_load(&vm->vmm->reaper.trees)))
         return SCHED_AFTER_QUEUE;
     crash(vc, MF_END_NO_MEMORY, 0, "no machine memory for a page the guest touched (%s)",
           mf_status_code(vc->cpu.status));
@@ -437,6 +460,69 @@ static enum mf_status end_unreachable(struct vm *vm)
     return MF_OK;
 }
 
+static void life_begin_again(struct vm *vm)
+{
+    struct mf_error e = {{0}, {0}};
+    enum mf_status st;
+
+    vm->restart = false;
+    vm->start_began = now(vm);
+    vm_transition(vm, MF_VM_STARTING);
+    memset(&vm->report, 0, sizeof vm->report);
+    st = vm_life_begin(vm, &e);
+    if (!st)
+        return;
+    log_line(LOG_ERROR, "vm %u: cannot start again: %s", vm->id, e.text);
+    vm->start_status = st;
+    vm_transition(vm, MF_VM_STOPPING);
+    memset(&vm->end, 0, sizeof vm->end);
+    vm->end.reason = MF_END_NO_MEMORY;
+    snprintf(vm->end.detail, sizeof vm->end.detail, "%.127s", e.text);
+    vm->phase = VM_PHASE_NONE;
+    vm_transition(vm, MF_VM_CRASHED);
+    if (vm->vmm->events.ended)
+        vm->vmm->events.ended(vm->vmm->events.arg, vm->id, MF_END_NO_MEMORY, 0);
+}
+
+static void end_publish(struct vm *vm)
+{
+    const struct vmm_events *e = &vm->vmm->events;
+    enum mf_end_reason reason = vm->report.reason;
+
+    memcpy(vm->report.teardown, vm->teardown->name, sizeof vm->report.teardown);
+    vm->end = vm->report;
+    vm->end_life = vm->starts;
+    sched_vm_reset(&vm->vmm->sched, &vm->sched);
+    sched_scrub(&vm->vmm->sched);
+    if (vm->restart) {
+        life_begin_again(vm);
+        return;
+    }
+    vm->phase = VM_PHASE_NONE;
+    vm_transition(vm, vm_reason_crashed(reason) ? MF_VM_CRASHED : MF_VM_SHUTOFF);
+    if (e->ended)
+        e->ended(e->arg, vm->id, reason, vm->report.code);
+}
+
+/* MF_BLOCKED: the VM is off, the reaper has its memory. Anything else: the VM's job does it. */
+static enum mf_status end_defer(struct vm *vm)
+{
+    struct vm_dying *d = vm_defer_prepare(vm);
+    enum mf_status st;
+
+    if (!d)
+        return MF_OK;
+    pthread_mutex_lock(&vm->lock);
+    st = vm_defer_locked(vm, d);
+    if (!st)
+        end_publish(vm);
+    pthread_mutex_unlock(&vm->lock);
+    if (!st)
+        return MF_BLOCKED;
+    vm_defer_abandon(vm, d);
+    return MF_OK;
+}
+
 static enum mf_status end_begin(struct vm *vm)
 {
     enum mf_status st = teardown_begin_whole(&vm->zap, vm->s2, strategy_teardown(vm->teardown));
@@ -511,49 +597,6 @@ static enum mf_status end_replace(struct vm *vm)
     return other ? MF_OK : MF_BLOCKED;
 }
 
-static void life_begin_again(struct vm *vm)
-{
-    struct mf_error e = {{0}, {0}};
-    enum mf_status st;
-
-    vm->restart = false;
-    vm->start_began = now(vm);
-    vm_transition(vm, MF_VM_STARTING);
-    memset(&vm->report, 0, sizeof vm->report);
-    st = vm_life_begin(vm, &e);
-    if (!st)
-        return;
-    log_line(LOG_ERROR, "vm %u: cannot start again: %s", vm->id, e.text);
-    vm->start_status = st;
-    vm_transition(vm, MF_VM_STOPPING);
-    memset(&vm->end, 0, sizeof vm->end);
-    vm->end.reason = MF_END_NO_MEMORY;
-    snprintf(vm->end.detail, sizeof vm->end.detail, "%.127s", e.text);
-    vm->phase = VM_PHASE_NONE;
-    vm_transition(vm, MF_VM_CRASHED);
-    if (vm->vmm->events.ended)
-        vm->vmm->events.ended(vm->vmm->events.arg, vm->id, MF_END_NO_MEMORY, 0);
-}
-
-static void end_publish(struct vm *vm)
-{
-    const struct vmm_events *e = &vm->vmm->events;
-    enum mf_end_reason reason = vm->report.reason;
-
-    memcpy(vm->report.teardown, vm->teardown->name, sizeof vm->report.teardown);
-    vm->end = vm->report;
-    sched_vm_reset(&vm->vmm->sched, &vm->sched);
-    sched_scrub(&vm->vmm->sched);
-    if (vm->restart) {
-        life_begin_again(vm);
-        return;
-    }
-    vm->phase = VM_PHASE_NONE;
-    vm_transition(vm, vm_reason_crashed(reason) ? MF_VM_CRASHED : MF_VM_SHUTOFF);
-    if (e->ended)
-        e->ended(e->arg, vm->id, reason, vm->report.code);
-}
-
 static enum mf_status end_destroy(struct vm *vm)
 {
     unsigned roots = stage2_roots(vm->s2);
@@ -576,8 +619,11 @@ static enum mf_status end_step(struct vm *vm)
     switch (vm->phase) {
     case VM_PHASE_UNREACHABLE:
         return end_unreachable(vm);
-    case VM_PHASE_BEGIN:
-        return end_begin(vm);
+    case VM_PHASE_BEGIN: {
+        enum mf_status st = vm->tries ? MF_OK : end_defer(vm);
+
+        return st ? st : end_begin(vm);
+    }
     case VM_PHASE_ZAP:
         return end_zap(vm);
     case VM_PHASE_REAP: {
@@ -605,7 +651,7 @@ static bool end_job(struct vm *vm)
         if (st == MF_AGAIN)
             return true;
         if (st == MF_BLOCKED)
-            return false;
+            break;
         if (st)
             st = end_replace(vm);
     }

@@ -10,9 +10,9 @@
 
 /* What sched_step took out of the queues. */
 struct work {
-    struct sched_vm *vm;   /* NULL: scrub */
+    struct sched_vm *vm;   /* NULL: scrub or reap */
     struct sched_cpu *cpu; /* NULL: a job, or a timer */
-    bool scrub, timer;
+    bool scrub, reap, timer;
 };
 
 /* ---- heap of entities by pass */
@@ -173,9 +173,14 @@ static void cpu_queue(struct sched *s, struct sched_cpu *c)
     vm_place(s, v);
 }
 
+static bool reap_due(const struct sched *s)
+{
+    return s->reap_wanted && !s->reap_on && s->reap_pause.pos < 0;
+}
+
 static void background_place(struct sched *s)
 {
-    if (s->job_first || (s->scrub_wanted && !s->scrub_on))
+    if (s->job_first || (s->scrub_wanted && !s->scrub_on) || reap_due(s))
         entity_insert(s, &s->background);
     else
         entity_remove(s, &s->background);
@@ -266,7 +271,9 @@ static void fire_timers(struct sched *s, uint64_t now)
 
         timer_cancel(s, t);
         t->at = 0;
-        if (t == &v->throttle) {
+        if (t == &s->reap_pause) {
+            background_place(s);
+        } else if (t == &v->throttle) {
             v->throttled = false;
             vm_place(s, v);
         } else if (t == &v->devices) {
@@ -280,16 +287,24 @@ static void fire_timers(struct sched *s, uint64_t now)
 
 static bool take_background(struct sched *s, struct work *w)
 {
-    w->vm = job_take(s);
-    w->scrub = !w->vm && s->scrub_wanted && !s->scrub_on;
+    bool due = reap_due(s);
+
+    w->vm = due && s->reap_turn ? NULL : job_take(s);
+    w->reap = !w->vm && due;
+    w->scrub = !w->vm && !w->reap && s->scrub_wanted && !s->scrub_on;
+    s->reap_turn = w->vm;
     if (w->vm) {
         w->vm->job_on = true;
         w->vm->on_cpu++;
     }
     if (w->scrub)
         s->scrub_on = true;
+    if (w->reap) {
+        s->reap_on = true;
+        s->reap_again = false;
+    }
     background_place(s);
-    return w->vm || w->scrub;
+    return w->vm || w->scrub || w->reap;
 }
 
 static void take_cpu(struct sched *s, struct sched_vm *v, struct work *w)
@@ -300,6 +315,7 @@ static void take_cpu(struct sched *s, struct sched_vm *v, struct work *w)
     c->state = SCHED_CPU_ON;
     c->woken = false;
     v->on_cpu++;
+    s->slices_on++;
     entity_remove(s, &v->entity);
     vm_place(s, v);
     w->vm = v;
@@ -328,7 +344,7 @@ static bool take(struct sched *s, struct work *w)
     /* Whoever takes work and sees more wakes the next: pushes wake one only. */
     if (s->heap_len)
         wake_one(s);
-    return w->vm || w->scrub;
+    return w->vm || w->scrub || w->reap;
 }
 
 /* What a VM used beyond its share is taken from the next period's. */
@@ -357,6 +373,7 @@ static void leave_cpu(struct sched *s, const struct work *w, enum sched_after af
     struct sched_vm *v = w->vm;
 
     v->run_ns += ns;
+    s->slices_on--;
     entity_charge(s, &v->entity, ns);
     if (after == SCHED_AFTER_OFF || v->stopping)
         w->cpu->state = SCHED_CPU_OFF;
@@ -368,11 +385,31 @@ static void leave_cpu(struct sched *s, const struct work *w, enum sched_after af
         charge_cap(s, v, ns, now);
 }
 
+/* Does any vCPU run, or wait for a CPU? */
+static bool cpus_wanted(const struct sched *s)
+{
+    return s->slices_on || s->heap_len > (s->background.at >= 0);
+}
+
+static void leave_reap(struct sched *s, bool more, uint64_t ns, uint64_t now)
+{
+    entity_charge(s, &s->background, ns);
+    s->reap_on = false;
+    s->reap_wanted = more || s->reap_again;
+    if (s->reap_wanted && cpus_wanted(s))
+        timer_set(s, &s->reap_pause, now + ns * SCHED_REAP_PAUSE);
+    background_place(s);
+}
+
 static void leave(struct sched *s, const struct work *w, enum sched_after after, bool more,
                   uint64_t ns, uint64_t now)
 {
     struct sched_vm *v = w->vm;
 
+    if (w->reap) {
+        leave_reap(s, more, ns, now);
+        return;
+    }
     if (w->scrub) {
         entity_charge(s, &s->background, ns);
         s->scrub_on = false;
@@ -413,6 +450,8 @@ static void run(struct sched *s, const struct work *w)
     } else if (w->cpu) {
         after = s->ops->slice(w->cpu);
         atomic_fetch_add_explicit(&s->slices, 1, memory_order_relaxed);
+    } else if (w->reap) {
+        more = s->ops->reap(s->ops->arg);
     } else if (w->scrub) {
         more = s->ops->scrub(s->ops->arg);
     } else {
@@ -514,6 +553,7 @@ bool sched_init(struct sched *s, const struct sched_ops *ops, unsigned workers)
     pthread_cond_init(&s->cond, &attr);
     pthread_condattr_destroy(&attr);
     s->background = (struct sched_entity){.weight = SCHED_WEIGHT, .at = -1};
+    s->reap_pause.pos = -1;
     if (!sched_reserve(s, 1))
         return false;
     while (s->nr_workers < workers && s->nr_workers < SCHED_WORKERS_MAX) {
@@ -710,5 +750,14 @@ void sched_scrub(struct sched *s)
     pthread_mutex_lock(&s->lock);
     s->scrub_wanted = true;
     background_place(s);
+    pthread_mutex_unlock(&s->lock);
+}
+
+void sched_reap(struct sched *s)
+{
+    pthread_mutex_lock(&s->lock);
+    s->reap_wanted = s->reap_again = true;
+    background_place(s);
+    wake_one(s);
     pthread_mutex_unlock(&s->lock);
 }

@@ -5,11 +5,15 @@
  *   heap by pass:  [ VM a ] [ VM b ] [ background ] ...      smallest pass runs next and then
  *                      |                   |                 pass += time used / weight
  *               FIFO of its vCPUs    FIFO of VMs with a job,
- *               that can run         then the scrubber
+ *               that can run         then reaper and scrubber
  *
  * An entity that was idle starts at the pass of the one chosen last, so that sleeping saves nothing
  * up. A VM with a cap that has used its share of a period leaves the heap until a timer puts it
  * back; what it used beyond the share counts in the next period. A halted vCPU is in no queue.
+ *
+ * The reaper (memory of VMs that are gone) may have all the time that nobody wants. While any vCPU
+ * runs or could, a step of it is followed by a pause of SCHED_REAP_PAUSE times its length, so it
+ * costs them at most a tenth of one CPU.
  *
  * Whatever works on a VM (slice or job step) is counted in `on_cpu` of its entity between take and
  * leave. `stopping` lets no new slice begin, and when `on_cpu` comes down to zero the VM's job is
@@ -26,6 +30,7 @@
 #define SCHED_WORKERS_MAX 256u
 #define SCHED_WEIGHT      100u /* of a VM that asks for none, and of the background */
 #define SCHED_PERIOD_NS   UINT64_C(20000000)
+#define SCHED_REAP_PAUSE  9u
 
 struct sched_vm;
 
@@ -90,6 +95,8 @@ struct sched_ops {
     void (*idle)(struct sched_vm *v);
     /* Scrubs a bounded amount. True: more to do. */
     bool (*scrub)(void *arg);
+    /* A bounded step of the reaper. True: more to do. */
+    bool (*reap)(void *arg);
     uint64_t (*now_ns)(void *arg);
     void *arg;
 };
@@ -112,6 +119,10 @@ struct sched {
     struct sched_vm *job_first, *job_last;
     struct sched_vm *timer_first, *timer_last;
     bool scrub_wanted, scrub_on;
+    bool reap_wanted, reap_on, reap_again; /* again: asked for while it was on */
+    bool reap_turn;                        /* before the next job */
+    struct sched_timer reap_pause;
+    unsigned slices_on;
     struct sched_timer **timers;
     unsigned timers_len, timers_cap;
 };
@@ -156,6 +167,9 @@ void sched_timer(struct sched *s, struct sched_vm *v, uint64_t at);
 void sched_wake(struct sched *s, struct sched_cpu *c);
 /* There is memory to scrub. From a job: the worker that does it goes on with this. */
 void sched_scrub(struct sched *s);
+
+/* There is something for the reaper. Any thread. */
+void sched_reap(struct sched *s);
 
 /* Runs one slice or step on the calling thread. False: nothing can run now. */
 bool sched_step(struct sched *s);

@@ -60,6 +60,7 @@ enum mf_status vmm_init(struct vmm *m, struct heap *heap, struct strategies *str
     m->strategies = strategies;
     m->next_id = 1;
     boot_cache_init(&m->images);
+    vmm_reap_init(m);
     m->slots = calloc(MF_VMS_MAX, sizeof(struct vm *));
     m->names = calloc(MF_VMS_MAX, sizeof(struct vm *));
     m->sched_ops = (struct sched_ops){.slice = vm_slice,
@@ -69,12 +70,14 @@ enum mf_status vmm_init(struct vmm *m, struct heap *heap, struct strategies *str
                                       .kick = kick,
                                       .idle = idle,
                                       .scrub = scrub_step,
+                                      .reap = vmm_reap_step,
                                       .now_ns = now_ns,
                                       .arg = m};
     if (m->slots && m->names && sched_init(&m->sched, &m->sched_ops, workers))
         return MF_OK;
     free(m->slots);
     free(m->names);
+    vmm_reap_fini(m);
     return MF_E_IO;
 }
 
@@ -84,6 +87,7 @@ void vmm_fini(struct vmm *m)
     while (m->first)
         if (vm_delete(m->first, NULL) != MF_OK)
             break;
+    vmm_reap_fini(m);
     sched_fini(&m->sched);
     boot_cache_fini(&m->images);
     free(m->slots);
@@ -317,6 +321,7 @@ enum mf_status vm_delete(struct vm *vm, struct mf_error *e)
     if (!sched_vm_idle(&vm->vmm->sched, &vm->sched))
         return MF_AGAIN;
     unlink_vm(vm->vmm, vm);
+    vm_defer_forget(vm);
     vm_free(vm);
     return MF_OK;
 }

@@ -4,8 +4,8 @@
  * Calls that say "control thread" are made by one thread only, the one that serves hypercalls (or a
  * test's); it also owns the registry. The rest of a VM is worked on by the scheduler's workers.
  *
- * Locks, outermost first: vm->lock, then sched.lock, then those of hv/mm. Event callbacks are made
- * with vm->lock held.
+ * Locks, outermost first: vmm->dying_lock, vm->lock, then sched.lock, then those of hv/mm. Event
+ * callbacks are made with vm->lock held.
  */
 #ifndef MAYFLY_VM_VM_H
 #define MAYFLY_VM_VM_H
@@ -17,7 +17,7 @@
 #include "hv/dev/endports.h"
 #include "hv/dev/uart16550.h"
 #include "hv/host/strategies.h"
-#include "hv/mm/teardown.h"
+#include "hv/mm/reaper.h"
 #include "hv/vm/console.h"
 #include "hv/vm/part.h"
 #include "hv/vm/sched.h"
@@ -34,6 +34,7 @@
 
 struct vm;
 struct vmm;
+struct vm_dying; /* an address space that the reaper has: dying.c */
 
 /* What others are told, from any thread. Must be quick and must not call into hv/vm. */
 struct vmm_events {
@@ -78,6 +79,7 @@ struct vm {
     uint64_t created_at;
     struct vm *next, *prev;  /* registry: by id */
     struct vm *next_by_name; /* registry: chain of a name's bucket */
+    struct vm_dying *dying;  /* under vmm->dying_lock: of earlier lives, the last one first */
 
     struct sched_vm sched;
     struct console console;
@@ -103,6 +105,8 @@ struct vm {
     enum mf_vm_state state;
     uint32_t moves;            /* transitions made, modulo 2^32 */
     struct stage2 *s2;         /* NULL while off */
+    uint32_t owner;            /* of the frames of this life: valid while s2 is there */
+    uint32_t end_life;         /* `starts` of the life that `end` tells of */
     struct boot_set *boot;     /* NULL: no image yet */
     struct strategy *teardown; /* one use held */
     struct strategy *swap_to;  /* being prepared (tracking), one use held */
@@ -136,8 +140,13 @@ struct vmm {
     /* A guest's hypercall; NULL: there are none. */
     enum machine_result (*guest_call)(struct vm *vm, unsigned vcpu, uint64_t nr,
                                       const uint64_t arg[4], int64_t *result);
-    _Atomic uint32_t running;  /* starting, running, paused or stopping */
-    _Atomic uint32_t stopping; /* of them, with memory on its way back */
+    struct reaper reaper;
+    struct reaper_ops reaper_ops;
+    _Atomic(struct vm_dying *) returned; /* whose reports wait to be completed */
+    _Atomic uint32_t owners;             /* made for lives that began while an earlier one died */
+    pthread_mutex_t dying_lock;          /* before vm->lock */
+    _Atomic uint32_t running;            /* starting, running, paused or stopping */
+    _Atomic uint32_t stopping;           /* of them, with memory on its way back */
 
     /* control thread */
     struct boot_cache images;
@@ -153,6 +162,9 @@ enum mf_status vmm_init(struct vmm *m, struct heap *heap, struct strategies *str
                         unsigned workers);
 /* Every VM must be off. */
 void vmm_fini(struct vmm *m);
+
+/* A strategy was loaded: trees that none could take apart get another chance. Any thread. */
+void vmm_reap_retry(struct vmm *m);
 
 /* ---- registry; control thread */
 
@@ -236,6 +248,17 @@ bool vm_pvclock_read(const struct vm_cpu *c, uint32_t nr, uint64_t *value);
 /* The vCPU's TSC was written. */
 void vm_pvclock_update(struct vm_cpu *c);
 uint64_t vm_wall_ns(void);
+
+/* Deferred teardown (dying.c). NULL: the strategy does not defer, or there is no host memory. */
+struct vm_dying *vm_defer_prepare(struct vm *vm);
+void vm_defer_abandon(struct vm *vm, struct vm_dying *d);
+/* With vm->lock, the engine's part gone. On failure nothing is changed: abandon `d`. */
+enum mf_status vm_defer_locked(struct vm *vm, struct vm_dying *d);
+/* The VM is about to be deleted. */
+void vm_defer_forget(struct vm *vm);
+bool vmm_reap_step(void *arg);
+void vmm_reap_init(struct vmm *m);
+void vmm_reap_fini(struct vmm *m);
 /* The engine's state for an entry of hv/boot. */
 void vm_entry_state(const struct boot_entry *b, struct cpu_state *s);
 extern const struct machine_ops vm_machine_ops;

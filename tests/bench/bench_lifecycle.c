@@ -94,6 +94,8 @@ static bool live(const struct options *o, int fd, const char *teardown, uint64_t
             return false;
         }
     sample[PH_LIFE] = host_now_ns() - t0;
+    while (!vm->end.returned_ns && sched_step(&core.vmm.sched))
+        ;
     *report = vm->end;
     sample[PH_CREATE] = report->create_ns;
     sample[PH_START] = report->start_ns;
@@ -188,7 +190,7 @@ static bool parse(struct options *o, int argc, char **argv)
         {"guest", required_argument, NULL, 'g'},     {"json", no_argument, NULL, 'j'},
         {"allocator", required_argument, NULL, 'a'}, {"teardown", required_argument, NULL, 't'},
         {"memory", required_argument, NULL, 'm'},    {NULL, 0, NULL, 0}};
-    static const char *const all[] = {"scan", "skip", "single", "tracked"};
+    static const char *const all[] = {"scan", "skip", "single", "tracked", "deferred"};
     bool good = true, given = false;
     int c;
 

@@ -15,12 +15,13 @@
 #define HELD       32u
 #define VM         OWNER_VM(1)
 #define OTHER      OWNER_VM(2)
-#define STRATEGIES 5u
+#define STRATEGIES 6u
 #define ALLOCATORS 4u
 
 static const char *const allocators[ALLOCATORS] = {"buddy-page", "buddy-chunk", "buddy-lazy",
                                                    "bitmap"};
-static const char *const strategies[STRATEGIES] = {"scan", "skip", "present", "single", "tracked"};
+static const char *const strategies[STRATEGIES] = {"scan",   "skip",    "present",
+                                                   "single", "tracked", "deferred"};
 
 struct op {
     uint8_t what, a;

@@ -134,10 +134,11 @@ bool core_start(struct core_proc *p, const char *memory, ...)
 
 bool core_start_full(struct core_proc *p, const char *memory, const char *workers)
 {
-    static const char *const files[] = {
-        "allocator_buddy-page.so", "allocator_buddy-chunk.so", "allocator_buddy-lazy.so",
-        "allocator_bitmap.so",     "teardown_present.so",      "teardown_scan.so",
-        "teardown_skip.so",        "teardown_single.so",       "teardown_tracked.so"};
+    static const char *const files[] = {"allocator_buddy-page.so", "allocator_buddy-chunk.so",
+                                        "allocator_buddy-lazy.so", "allocator_bitmap.so",
+                                        "teardown_present.so",     "teardown_scan.so",
+                                        "teardown_skip.so",        "teardown_single.so",
+                                        "teardown_tracked.so",     "teardown_deferred.so"};
     static char paths[sizeof files / sizeof files[0]][512];
     const char *more[ARGS_MAX] = {"--workers",  workers,  "--allocator", "buddy-lazy",
                                   "--teardown", "single", NULL};
@@ -436,6 +437,14 @@ bool vm_wait_off(struct client *c, uint32_t id, struct mf_vm_info *out)
     return false;
 }
 
+bool vm_wait_returned(struct client *c, uint32_t id, struct mf_vm_info *out)
+{
+    for (uint64_t until = now_ms() + WAIT_MS; now_ms() < until; nap())
+        if (!vm_info(c, id, out) || out->end.returned_ns)
+            return out->end.returned_ns;
+    return false;
+}
+
 bool vm_wait_state(struct client *c, uint32_t id, uint32_t state)
 {
     struct mf_vm_info info;
@@ -527,6 +536,10 @@ bool heap_is_whole(struct client *c)
     struct mf_reply_heap_audit a;
     struct mf_reply_heap_info i;
 
+    /* Memory of VMs whose teardown is deferred may still be on its way. */
+    for (uint64_t until = now_ms() + WAIT_MS; now_ms() < until; nap())
+        if (!heap_info(c, &i) || i.free == i.frames)
+            break;
     if (!heap_info(c, &i) || !heap_audit(c, &a))
         return false;
     if (a.frames == a.free && a.free == i.free && a.listed_free == a.free && !a.overlaps &&

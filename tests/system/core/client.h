@@ -81,6 +81,8 @@ enum mf_status vm_launch(struct client *c, const char *name, uint64_t memory, co
 bool vm_info(struct client *c, uint32_t id, struct mf_vm_info *out);
 /* Polls until the VM is off (or in `state`). */
 bool vm_wait_off(struct client *c, uint32_t id, struct mf_vm_info *out);
+/* Polls until the memory of its last life is back. */
+bool vm_wait_returned(struct client *c, uint32_t id, struct mf_vm_info *out);
 bool vm_wait_state(struct client *c, uint32_t id, uint32_t state);
 /* The console's text so far, zero terminated. */
 const char *vm_console(struct client *c, uint32_t id);

@@ -53,17 +53,19 @@ static void run(const char *guest, const char *cmdline, uint32_t flags, struct m
 static void hello_everywhere(void **state)
 {
     static const char *const guests[] = {"hello.elf", "hello-pvh.elf"};
-    static const char *const strategies[] = {"scan", "skip", "single", "tracked"};
+    static const char *const strategies[] = {"scan",   "skip",    "present",
+                                             "single", "tracked", "deferred"};
 
     (void)state;
     for (unsigned g = 0; g < 2; g++)
-        for (unsigned s = 0; s < 4; s++) {
+        for (unsigned s = 0; s < sizeof strategies / sizeof strategies[0]; s++) {
             struct mf_vm_info info;
             uint32_t id;
 
             assert_int_equal(vm_launch(&c, "hello", 16 * MIB, guests[g], "", strategies[s], 0, &id),
                              MF_OK);
             assert_true(vm_wait_off(&c, id, &info));
+            assert_true(vm_wait_returned(&c, id, &info));
             assert_int_equal(info.state, MF_VM_SHUTOFF);
             assert_int_equal(info.end.reason, MF_END_POWEROFF);
             assert_string_equal(info.end.teardown, strategies[s]);

@@ -79,6 +79,17 @@ static bool scrub(void *arg)
     return scrubs_left && --scrubs_left;
 }
 
+static uint64_t reap_ns;
+static unsigned reaps_left;
+
+static bool reap(void *arg)
+{
+    (void)arg;
+    reap_ns += 150000;
+    clock_ns += 150000;
+    return reaps_left && --reaps_left;
+}
+
 static void timer(struct sched_vm *v)
 {
     struct fake *f = (struct fake *)v;
@@ -97,6 +108,7 @@ static const struct sched_ops ops = {
     .kick = kick,
     .idle = idle,
     .scrub = scrub,
+    .reap = reap,
     .now_ns = now,
 };
 
@@ -105,6 +117,7 @@ static int setup(void **state)
     (void)state;
     memset(fake, 0, sizeof fake);
     clock_ns = 1000000;
+    reap_ns = reaps_left = 0;
     scrubs = scrubs_left = idles = kicks = 0;
     if (!sched_init(&sched, &ops, 0) || !sched_reserve(&sched, VMS))
         return -1;
@@ -482,6 +495,44 @@ static void stop_waits_for_slices(void **state)
     sched_fini(&s);
 }
 
+/* Protects: the reaper takes at most a tenth of a CPU while a vCPU wants one, all of an idle one.
+ */
+static void reaper_leaves_vcpus_theirs(void **state)
+{
+    struct fake *a = add(0, 100, 0, 100000);
+    uint64_t from = clock_ns;
+
+    (void)state;
+    reaps_left = 1000000;
+    sched_vm_start(&sched, &a->vm);
+    sched_reap(&sched);
+    run_until(from + UINT64_C(1000000000));
+    assert_in_range(reap_ns, 80000000, 100500000);
+    a->after = SCHED_AFTER_HALT;
+    run_until(clock_ns + UINT64_C(10000000));
+    reap_ns = 0;
+    from = clock_ns;
+    run_until(from + UINT64_C(100000000));
+    assert_in_range(reap_ns, 99000000, 100500000);
+    reaps_left = 1;
+    run_until(clock_ns + UINT64_C(1000000));
+    assert_false(sched_step(&sched));
+}
+
+/* Protects: jobs that never end do not keep the reaper from its turn, nor it them. */
+static void reaper_and_jobs_take_turns(void **state)
+{
+    struct fake *a = add(0, 100, 0, 150000);
+
+    (void)state;
+    reaps_left = 1000000;
+    a->jobs_left = 1000000;
+    sched_job(&sched, &a->vm);
+    sched_reap(&sched);
+    run_until(clock_ns + UINT64_C(100000000));
+    assert_in_range(reap_ns, 49000000, 51000000);
+}
+
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
@@ -501,6 +552,8 @@ int main(void)
         T(stop_leads_to_job),
         T(deadlines),
         T(scrubbing_ends),
+        T(reaper_leaves_vcpus_theirs),
+        T(reaper_and_jobs_take_turns),
         cmocka_unit_test(stop_waits_for_slices),
     };
 

@@ -80,6 +80,7 @@ static int setup(void **state)
     load("teardown_scan.so");
     load("teardown_single.so");
     load("teardown_tracked.so");
+    load("teardown_deferred.so");
     a = strategies_get(&strategies, MF_PLUGIN_ALLOCATOR, "buddy-lazy");
     if (heap_select(heap, a->name, strategy_allocator(a), NULL, NULL))
         return -1;
@@ -498,6 +499,134 @@ static void halted_is_idle(void **state)
     assert_int_equal(vm_delete(vm, &err), MF_OK);
 }
 
+/* A VM with the deferred strategy that has touched `pages` of its RAM and spins. */
+static struct vm *start_deferred(const char *name, unsigned pages)
+{
+    struct vm *vm = make(name, 0);
+    struct mf_reply_swap r;
+
+    assert_int_equal(vm_set_teardown(vm, teardown_of("deferred"), &r, &err), MF_OK);
+    fake_act = FAKE_TOUCH;
+    assert_int_equal(vm_start(vm, &err), MF_OK);
+    for (unsigned i = 0; i < pages; i++)
+        sched_step(&vmm.sched);
+    fake_act = FAKE_SPIN;
+    return vm;
+}
+
+static void reap_all(void)
+{
+    while (atomic_load(&vmm.reaper.trees) || atomic_load(&vmm.returned))
+        assert_true(sched_step(&vmm.sched));
+    assert_int_equal(used_frames(), 0);
+}
+
+/* Protects: a deferred VM is off while its memory still is out; the report is completed later. */
+static void deferred_is_off_at_once(void **state)
+{
+    struct vm *vm = start_deferred("v", 200);
+    struct mf_vm_info info;
+
+    (void)state;
+    assert_int_equal(vm_destroy(vm, &err), MF_OK);
+    settle(vm);
+    assert_int_equal(atomic_load(&vmm.reaper.trees), 1);
+    assert_true(used_frames() > 200);
+    vm_get_info(vm, &info); /* a query on a dying VM */
+    assert_int_equal(info.state, MF_VM_SHUTOFF);
+    assert_int_equal(info.frames_ram, 0);
+    assert_true(info.end.unreachable_ns > 0);
+    assert_int_equal(info.end.returned_ns, 0);
+    reap_all();
+    vm_get_info(vm, &info);
+    assert_string_equal(info.end.teardown, "deferred");
+    assert_true(info.end.returned_ns > info.end.unreachable_ns);
+    assert_true(info.end.entries_removed > 200);
+    assert_int_equal(info.end.frames_returned, info.end.entries_removed + 2);
+    assert_int_equal(info.end.roots_freed, 2);
+    assert_int_equal(vm_delete(vm, &err), MF_OK);
+}
+
+/* Protects: lives that begin while the last one's memory is out; the report stays the last life's.
+ */
+static void deferred_lives_follow_each_other(void **state)
+{
+    struct vm *vm = start_deferred("v", 50);
+    struct mf_vm_info info;
+
+    (void)state;
+    for (unsigned i = 0; i < 4; i++) {
+        assert_int_equal(vm_destroy(vm, &err), MF_OK);
+        settle(vm);
+        assert_int_equal(vm_start(vm, &err), MF_OK);
+    }
+    assert_true(atomic_load(&vmm.reaper.trees) >= 1);
+    vm_get_info(vm, &info);
+    assert_int_equal(info.end.returned_ns, 0); /* that of the fourth, the last in the queue */
+    assert_int_equal(vm_destroy(vm, &err), MF_OK);
+    settle(vm);
+    reap_all();
+    vm_get_info(vm, &info);
+    assert_true(info.end.returned_ns > 0);
+    assert_int_equal(info.starts, 5);
+    assert_int_equal(vm_delete(vm, &err), MF_OK);
+}
+
+/* Protects: metadata of a dying VM freed while it is needed: the VM is deleted, its memory comes.
+ */
+static void deleted_while_memory_is_out(void **state)
+{
+    struct vm *vm = start_deferred("v", 100), *other;
+
+    (void)state;
+    assert_int_equal(vm_destroy(vm, &err), MF_OK);
+    settle(vm);
+    assert_int_equal(vm_delete(vm, &err), MF_OK);
+    assert_int_equal(strategies_unload(&strategies, MF_PLUGIN_TEARDOWN, "deferred", &err),
+                     MF_E_BUSY);
+    other = make("v", 0); /* the name is free again */
+    reap_all();
+    assert_int_equal(strategies_unload(&strategies, MF_PLUGIN_TEARDOWN, "deferred", &err), MF_OK);
+    assert_int_equal(vm_delete(other, &err), MF_OK);
+}
+
+/* Protects: a start and a guest's faults that find the heap empty wait for memory on its way. */
+static void starts_while_memory_is_out(void **state)
+{
+    struct vm *a = start_deferred("a", 490), *b = start_deferred("b", 490), *c;
+    struct mf_vm_info info;
+
+    (void)state;
+    vm_destroy(a, NULL);
+    vm_destroy(b, NULL);
+    settle(a);
+    settle(b);
+    assert_true(used_frames() > 500 && atomic_load(&vmm.reaper.trees) >= 1);
+    c = start_deferred("c", 490);
+    vm_get_info(c, &info);
+    assert_int_equal(info.state, MF_VM_RUNNING);
+    vm_destroy(c, NULL);
+    settle(c);
+    reap_all();
+    assert_int_equal(vm_delete(a, &err), MF_OK);
+    assert_int_equal(vm_delete(b, &err), MF_OK);
+    assert_int_equal(vm_delete(c, &err), MF_OK);
+}
+
+/* Protects: the core's end with memory of VMs still out. */
+static void core_ends_while_memory_is_out(void **state)
+{
+    struct vm *vm = start_deferred("v", 100);
+
+    (void)state;
+    assert_int_equal(vm_destroy(vm, &err), MF_OK);
+    settle(vm);
+    assert_int_equal(atomic_load(&vmm.reaper.trees), 1);
+    vmm_fini(&vmm);
+    assert_int_equal(used_frames(), 0);
+    assert_int_equal(vmm_init(&vmm, heap, &strategies, 0), MF_OK);
+}
+
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
@@ -515,6 +644,11 @@ int main(void)
         T(swap_to_tracking),
         T(entry),
         T(halted_is_idle),
+        T(deferred_is_off_at_once),
+        T(deferred_lives_follow_each_other),
+        T(deleted_while_memory_is_out),
+        T(starts_while_memory_is_out),
+        T(core_ends_while_memory_is_out),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
