@@ -4,9 +4,9 @@
  *
  * One source, three plugins:
  *   POSTORDER_SINGLE   looks at each entry of each table, once
- *   POSTORDER_DEFERRED the same, by a background reaper when a whole VM ends: the core has taken the
- *                      tree away from the VM before
- *   POSTORDER_TRACKED  asks the bitmap of used entries, and so visits nothing that is not there
+ *   POSTORDER_DEFERRED the same, by a background reaper when a whole VM ends: the core has taken
+ * the tree away from the VM before POSTORDER_TRACKED  asks the bitmap of used entries, and so
+ * visits nothing that is not there
  */
 #include "proto/plugin.h"
 

@@ -114,9 +114,9 @@ uint64_t heap_claim_left(struct heap *h, uint32_t owner);
 enum mf_status heap_alloc(struct heap *h, unsigned cpu, unsigned order, uint32_t owner,
                           enum frame_type type, unsigned flags, mfn_t *out);
 /*
- * Called by an allocation that finds no memory: takes a bounded part in bringing back what is on its
- * way to the heap. True: try again (`tries` goes up, from 0). False: nothing is on its way, and the
- * allocation fails. The caller may hold locks, up to that of a stage2.
+ * Called by an allocation that finds no memory: takes a bounded part in bringing back what is on
+ * its way to the heap. True: try again (`tries` goes up, from 0). False: nothing is on its way, and
+ * the allocation fails. The caller may hold locks, up to that of a stage2.
  */
 typedef bool (*heap_helper)(void *arg, unsigned tries);
 void heap_set_helper(struct heap *h, heap_helper fn, void *arg);
