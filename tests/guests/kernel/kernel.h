@@ -63,6 +63,7 @@ extern unsigned nr_ram;
 /* Pages that the loader gave us something in. */
 bool boot_data_at(uint64_t page);
 void check(bool good, const char *what);
+uint64_t boot_rsdp(void);
 
 /* ---- traps.c */
 extern struct trap_seen trap_seen;
@@ -73,6 +74,8 @@ extern bool (*trap_hook)(struct trap_frame *f, uint64_t cr2);
 void traps_init(void);
 void trap_entry(struct trap_frame *f);
 uint64_t double_fault_stack(void);
+void ap_prepare(uint8_t *page, uint64_t rsp);
+void ap_main(void);
 
 /* Runs `insn`, which traps, and goes on behind it. */
 #define TRAPS(insn, ...)                                                                           \
@@ -83,7 +86,8 @@ uint64_t double_fault_stack(void);
                      : "rax", "rcx", "rdx", "memory", "cc")
 
 /* ---- vectors.S */
-extern char vector_stubs[], vector_stub_user[], user_code[], user_code_end[];
+extern char vector_stubs[], vector_stubs_irq[], vector_stub_user[], user_code[], user_code_end[];
+extern char ap_blob[], ap_blob_data[], ap_blob_end[];
 void user_enter(uint64_t rip, uint64_t rsp);
 void user_leave(void);
 void stack_gone(uint64_t bad_rsp);
@@ -173,5 +177,12 @@ void mode_outside(void);
 void mode_panic(void);
 void mode_spin(void);
 void mode_halt(void);
+void mode_pit(void);
+void mode_apic(void);
+void mode_uart(void);
+void mode_uartrx(void);
+void mode_smp(void);
+void mode_clock(void);
+void mode_acpi(void);
 
 #endif

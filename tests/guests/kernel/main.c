@@ -18,7 +18,9 @@ static const struct mode {
     {"pt", mode_pt, true},        {"user", mode_user, true},        {"smc", mode_smc, true},
     {"zero", mode_zero, false},   {"compute", mode_compute, true},  {"touch", mode_touch, true},
     {"panic", mode_panic, false}, {"outside", mode_outside, false}, {"spin", mode_spin, false},
-    {"halt", mode_halt, false},
+    {"halt", mode_halt, false},   {"pit", mode_pit, false},         {"apic", mode_apic, false},
+    {"uart", mode_uart, false},   {"uartrx", mode_uartrx, false},   {"smp", mode_smp, false},
+    {"clock", mode_clock, false}, {"acpi", mode_acpi, false},
 };
 
 void check(bool good, const char *what)
@@ -28,6 +30,11 @@ void check(bool good, const char *what)
         passed++;
     else
         failed++;
+}
+
+uint64_t boot_rsdp(void)
+{
+    return info.rsdp;
 }
 
 bool boot_data_at(uint64_t page)

@@ -22,6 +22,7 @@ struct table_pointer {
     uint64_t base;
 } __attribute__((packed));
 
+struct table_pointer idt_pointer;
 struct trap_seen trap_seen;
 uint64_t trap_resume, trap_resume_rsp;
 bool (*trap_hook)(struct trap_frame *f, uint64_t cr2);
@@ -87,7 +88,24 @@ void traps_init(void)
         set_gate(v, vector_stubs + 16 * v, 0x8e, v == VEC_DF ? 1 : 0);
     set_gate(VEC_BP, vector_stubs + 16 * VEC_BP, 0xee, 0);
     set_gate(VEC_USER, vector_stub_user, 0xee, 0);
+    for (unsigned i = 0; i < 16; i++)
+        set_gate(0x30 + i, vector_stubs_irq + 16 * i, 0x8e, 0);
+    idt_pointer = p;
     __asm__ volatile("lidt %0" : : "m"(p));
+}
+
+/* Of the blob's copy at `page`: this CPU's tables, mode and a stack. */
+void ap_prepare(uint8_t *page, uint64_t rsp)
+{
+    struct {
+        uint32_t rsp, cr3, cr4, efer;
+        uint16_t gdt_limit;
+        uint32_t gdt;
+    } __attribute__((packed))
+    d = {(uint32_t)rsp,        (uint32_t)read_cr3(),
+         (uint32_t)read_cr4(), (uint32_t)rdmsr(MSR_EFER) & ~0x400u, /* LMA comes by itself */
+         sizeof gdt - 1,       (uint32_t)(uint64_t)gdt};
+    memcpy(page + (ap_blob_data - ap_blob), &d, sizeof d);
 }
 
 static void unexpected(const struct trap_frame *f, uint64_t cr2)

@@ -17,6 +17,19 @@ vector_stubs:
         .set    vec, vec + 1
         .endr
 
+/* Interrupts of devices: 16 vectors from 0x30 on. */
+        .balign 16
+        .globl  vector_stubs_irq
+vector_stubs_irq:
+        .set    vec, 0x30
+        .rept   16
+        .balign 16
+        pushq   $0
+        pushq   $vec
+        jmp     common
+        .set    vec, vec + 1
+        .endr
+
         .balign 16
         .globl  vector_stub_user
 vector_stub_user:
@@ -119,6 +132,51 @@ user_code:
         int     $0x80
         ud2
 user_code_end:
+
+/*
+ * Where a further CPU starts: copied to the page that SIPI names, in real mode with CS there. The
+ * words at its end are filled by ap_prepare.
+ */
+        .globl  ap_blob, ap_blob_end, ap_blob_data
+        .code16
+ap_blob:
+        cli
+        movw    %cs, %ax
+        movw    %ax, %ds
+        lgdtl   ap_gdt - ap_blob
+        movl    ap_cr4 - ap_blob, %eax
+        movl    %eax, %cr4
+        movl    ap_cr3 - ap_blob, %eax
+        movl    %eax, %cr3
+        movl    $0xc0000080, %ecx
+        movl    ap_efer - ap_blob, %eax
+        xorl    %edx, %edx
+        wrmsr
+        movl    ap_rsp - ap_blob, %ebp
+        movl    $0x80010031, %eax
+        movl    %eax, %cr0
+        ljmpl   $0x08, $ap_long
+        .balign 4
+ap_blob_data:
+ap_rsp:  .long  0
+ap_cr3:  .long  0
+ap_cr4:  .long  0
+ap_efer: .long  0
+ap_gdt:  .word  0
+         .long  0
+ap_blob_end:
+
+        .code64
+ap_long:
+        movl    $0x10, %eax
+        movl    %eax, %ds
+        movl    %eax, %es
+        movl    %eax, %ss
+        movl    %ebp, %esp
+        xorl    %ebp, %ebp
+        lidt    idt_pointer
+        call    ap_main
+        ud2
 
         .bss
         .balign 8

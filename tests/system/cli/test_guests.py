@@ -1,5 +1,7 @@
 """Our guests on the software engine: each prints what it checked, none may fail."""
 import hashlib
+import re
+import time
 import unittest
 
 import util
@@ -48,6 +50,46 @@ class Guests(util.SharedDaemonTest):
         for _ in range(3):
             self.ok("kernel", "mode=touch", "stride=4K", memory="16M")
             self.ok("kernel", "mode=zero", memory="16M", least=2)
+
+    # The machine around a CPU: PIT and PIC, LAPIC timer in all modes, a UART line through the IOAPIC.
+    def test_interrupts(self):
+        for mode, least in (("pit", 3), ("apic", 7), ("uart", 2)):
+            with self.subTest(mode=mode):
+                self.ok("kernel", "mode=" + mode, least=least)
+
+    # kvm-clock and the RTC tell the host's time.
+    def test_clock(self):
+        text = self.ok("kernel", "mode=clock", least=10)
+        wall = int(re.search(r"^wall (\d+)$", text, re.M).group(1))
+        self.assertLess(abs(wall - time.time()), 3600)
+        days = [time.strftime("rtc %Y-%m-%d\n", time.gmtime(time.time() - ago)) for ago in (0, 3600)]
+        self.assertTrue(any(day in text for day in days), text)
+
+    # Further CPUs start by INIT and SIPI, interrupt each other, add atomically.
+    def test_smp(self):
+        for vcpus in ("2", "4"):
+            with self.subTest(vcpus=vcpus):
+                done = self.hvctl("run", self.guest("kernel"), "-m", "32M", "-c", vcpus, "--timeout", "5m",
+                                  "--", "mode=smp")
+                self.assertIn(f"cpus {vcpus}\n", done.stdout)
+                self.assertIn("kernel: 5 ok, 0 failed", done.stdout)
+
+    # ACPI tables are where the start information says, name every CPU, and power off.
+    def test_acpi(self):
+        done = self.hvctl("run", self.guest("kernel"), "-m", "32M", "-c", "3", "--timeout", "5m", "--", "mode=acpi")
+        self.assertIn("madt cpus 3\n", done.stdout)
+        self.assertNotIn("FAIL", done.stdout)
+        self.assertIn("powering off by port 604\n", done.stdout)
+        self.assertIn("the guest powered off", done.stderr)
+
+    # Console input interrupts a halted guest.
+    def test_input_interrupts(self):
+        self.hvctl("define", "--name", "rx", "--memory", "32M", "--kernel", self.guest("kernel"),
+                   "--cmdline", "mode=uartrx")
+        done = self.hvctl("start", "rx", "--console", input="a line of text\n")
+        self.assertIn('got "a line of text" by interrupt', done.stdout)
+        self.assertNotIn("FAIL", done.stdout)
+        self.hvctl("delete", "rx")
 
     # Guest hypercalls by VMCALL and VMMCALL, good and bad.
     def test_hypercalls(self):
