@@ -17,7 +17,7 @@ TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 # name, meson options, suites
 BUILDS = [
-    ("plain", [], ["unit", "layers", "system", "fuzz"]),
+    ("plain", [], ["unit", "layers", "system", "fuzz", "linux"]),
     ("asan", ["-Db_sanitize=address,undefined", "-Db_lundef=false"],
      ["unit", "system", "fuzz"]),
     ("tsan", ["-Db_sanitize=thread", "-Db_lundef=false"], ["unit", "system"]),

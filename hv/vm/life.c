@@ -57,6 +57,7 @@ bool vm_transition(struct vm *vm, enum mf_vm_state to)
 
 static void life_reset_machine(struct vm *vm)
 {
+    console_forget(&vm->console);
     atomic_store(&vm->guest_events, 0);
     atomic_store(&vm->first_run_at, 0);
     atomic_store(&vm->deadline_hit, false);
@@ -434,10 +435,34 @@ void vm_end(struct vm *vm, enum mf_end_reason reason, uint64_t code, const char 
     pthread_mutex_unlock(&vm->lock);
 }
 
+/* With vm->lock. */
+static void end_panicked(struct vm *vm, const char *why)
+{
+    char detail[sizeof vm->report.detail];
+
+    snprintf(detail, sizeof detail, "the guest's kernel panicked%s%s", why[0] ? ": " : "", why);
+    vm_end_locked(vm, MF_END_PANIC, 0, detail);
+}
+
+void vm_guest_panic(struct vm *vm)
+{
+    char why[CONSOLE_PANIC_MAX];
+
+    console_panic(&vm->console, why);
+    pthread_mutex_lock(&vm->lock);
+    end_panicked(vm, why);
+    pthread_mutex_unlock(&vm->lock);
+}
+
 void vm_guest_reset(struct vm *vm)
 {
+    char why[CONSOLE_PANIC_MAX];
+    bool panicked = console_panic(&vm->console, why);
+
     pthread_mutex_lock(&vm->lock);
-    if (vm->state == MF_VM_RUNNING || vm->state == MF_VM_PAUSED) {
+    if (panicked) {
+        end_panicked(vm, why);
+    } else if (vm->state == MF_VM_RUNNING || vm->state == MF_VM_PAUSED) {
         /* One that was asked to end and resets instead has ended: shutdown stays bounded. */
         vm->restart = !(vm->config.flags & MF_VM_RESET_ENDS) &&
                       !(atomic_load(&vm->guest_events) & MF_GUEST_EVENT_SHUTDOWN);

@@ -247,8 +247,10 @@ static void chipset_ends(void *arg, enum chipset_end kind)
 
     if (kind == CHIPSET_RESET)
         vm_guest_reset(vm);
+    else if (kind == CHIPSET_PANIC)
+        vm_guest_panic(vm);
     else
-        vm_end(vm, kind == CHIPSET_OFF ? MF_END_POWEROFF : MF_END_PANIC, 0, NULL);
+        vm_end(vm, MF_END_POWEROFF, 0, NULL);
 }
 
 static const struct chipset_ops chipset_ops = {

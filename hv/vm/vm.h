@@ -219,7 +219,9 @@ void vm_console_seen(struct vm *vm);
 
 /* Ends this life, unless it is ending already. `detail` may be NULL. */
 void vm_end(struct vm *vm, enum mf_end_reason reason, uint64_t code, const char *detail);
-/* The guest asks for a reset: start over, or end, as configured. */
+/* The guest's kernel says that it panicked: ends this life, whatever a reset would do. */
+void vm_guest_panic(struct vm *vm);
+/* The guest asks for a reset: start over, or end, as configured; after a panic: end. */
 void vm_guest_reset(struct vm *vm);
 void vm_console_output(struct vm *vm, const uint8_t *bytes, size_t n);
 uint64_t vm_clock(struct vm *vm);

@@ -65,12 +65,50 @@ static void larger_than_the_buffer(void **state)
     console_fini(&c);
 }
 
+static void say(struct console *c, const char *text)
+{
+    console_put(c, (const uint8_t *)text, strlen(text));
+}
+
+/* Protects: a panic's line is heard wherever the writes are cut, the first one counts, a new life
+ * knows nothing of it. */
+static void hears_a_panic(void **state)
+{
+    struct console c;
+    char why[CONSOLE_PANIC_MAX], longer[300];
+
+    (void)state;
+    console_init(&c, 4096);
+    say(&c, "Kernel panic - not sync\nKernel panicKernel panic - not syncing");
+    assert_false(console_panic(&c, why));
+    assert_string_equal(why, "");
+    say(&c, ": ");
+    say(&c, "VFS: no\x07");
+    say(&c, " root\r\n more\nKernel panic - not syncing: second\n");
+    assert_true(console_panic(&c, why));
+    assert_string_equal(why, "VFS: no root");
+    console_forget(&c);
+    assert_false(console_panic(&c, why));
+    say(&c, "Kernel panic - not syncing: \n");
+    assert_true(console_panic(&c, why));
+    assert_string_equal(why, "");
+    console_forget(&c);
+    memset(longer, 'x', sizeof longer - 1);
+    longer[sizeof longer - 1] = 0;
+    say(&c, "Kernel panic - not syncing: ");
+    say(&c, longer);
+    assert_true(console_panic(&c, why));
+    assert_int_equal(strlen(why), CONSOLE_PANIC_MAX - 1);
+    console_fini(&c);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(offsets_survive_wrapping),
         cmocka_unit_test(beyond_the_end),
         cmocka_unit_test(larger_than_the_buffer),
+        cmocka_unit_test(hears_a_panic),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
