@@ -1,4 +1,5 @@
-/* Ends as Linux does when it panics: a line on the console, then a reset by the keyboard controller. */
+/* Ends as Linux does when it panics: a line on the console, then a reset by the keyboard
+ * controller. */
 #include "lib/guest.h"
 
 void guest_main(const struct start_info *si)
