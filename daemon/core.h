@@ -32,6 +32,7 @@ struct core_config {
     uint64_t memory; /* bytes of machine memory for a core that is started */
     const char *allocator;
     const char *teardown;
+    const char *engine; /* for a core that is started; NULL: its own default */
 };
 
 typedef void (*core_need_fn)(void *arg, const struct problem *p);

@@ -108,6 +108,8 @@ static int spawn(struct core_process *l, const char *file)
                     (char *)(uintptr_t)c->cfg.socket,
                     (char *)(uintptr_t) "--memory",
                     memory,
+                    c->cfg.engine != NULL ? (char *)(uintptr_t) "--engine" : NULL,
+                    (char *)(uintptr_t)c->cfg.engine,
                     NULL};
     uv_process_options_t o = {.exit_cb = on_exit_process,
                               .file = file,

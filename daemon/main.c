@@ -170,7 +170,8 @@ static enum mf_status init_parts(struct program *p, struct problem *why)
                               .log_file = p->opt.hv_log,
                               .memory = p->opt.memory,
                               .allocator = p->opt.allocator,
-                              .teardown = p->opt.teardown};
+                              .teardown = p->opt.teardown,
+                              .engine = p->opt.engine};
 
     d->consoles.d = d;
     hub_init(&d->hub);

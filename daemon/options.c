@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "daemon/def.h"
 #include "daemon/parse.h"
 #include "daemon/paths.h"
 
@@ -21,6 +22,7 @@ const char options_usage[] =
     "  --memory SIZE       machine memory of a core that is started (default: the host's RAM)\n"
     "  --allocator NAME    for a core that has none (default: buddy-lazy)\n"
     "  --teardown NAME     default for new VMs of such a core (default: single)\n"
+    "  --engine NAME       of VMs that name none, for a core that is started: auto, kvm or soft\n"
     "  --idle-exit SECONDS end when nobody is connected and no VM is there for so long\n"
     "  --foreground        stay in the foreground, which is what it does anyway\n"
     "  --verbose           log more\n"
@@ -72,6 +74,14 @@ static enum mf_status set_one(struct options *o, const char *name, const char *v
         return set_strategy(&o->allocator, name, value, p);
     if (strcmp(name, "teardown") == 0)
         return set_strategy(&o->teardown, name, value, p);
+    if (strcmp(name, "engine") == 0) {
+        enum mf_engine engine;
+
+        if (!def_engine_parse(value, &engine))
+            return problem_set(p, MF_E_RANGE, name,
+                               "engine \"%.40s\": possible are auto, kvm and soft", value);
+        return set_text(&o->engine, value, p);
+    }
     if (strcmp(name, "memory") == 0) {
         if (parse_size(value, &o->memory) != MF_OK || o->memory == 0 ||
             o->memory % MEMORY_ALIGN != 0)
@@ -142,17 +152,12 @@ static enum mf_status read_file(struct options *o, struct problem *p)
 static enum mf_status read_arguments(struct options *o, int argc, char **argv, struct problem *p)
 {
     static const struct option options[] = {
-        {"socket", required_argument, NULL, 1},
-        {"hv-socket", required_argument, NULL, 1},
-        {"memory", required_argument, NULL, 1},
-        {"allocator", required_argument, NULL, 1},
-        {"teardown", required_argument, NULL, 1},
-        {"idle-exit", required_argument, NULL, 1},
-        {"foreground", no_argument, NULL, 'f'},
-        {"verbose", no_argument, NULL, 'v'},
-        {"help", no_argument, NULL, 'h'},
-        {"version", no_argument, NULL, 'V'},
-        {NULL, 0, NULL, 0},
+        {"socket", required_argument, NULL, 1},    {"hv-socket", required_argument, NULL, 1},
+        {"memory", required_argument, NULL, 1},    {"allocator", required_argument, NULL, 1},
+        {"teardown", required_argument, NULL, 1},  {"engine", required_argument, NULL, 1},
+        {"idle-exit", required_argument, NULL, 1}, {"foreground", no_argument, NULL, 'f'},
+        {"verbose", no_argument, NULL, 'v'},       {"help", no_argument, NULL, 'h'},
+        {"version", no_argument, NULL, 'V'},       {NULL, 0, NULL, 0},
     };
     int at;
     int c;
@@ -250,5 +255,6 @@ void options_fini(struct options *o)
     free(o->vms_dir);
     free(o->allocator);
     free(o->teardown);
+    free(o->engine);
     *o = (struct options){0};
 }

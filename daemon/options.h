@@ -15,6 +15,7 @@ struct options {
     uint64_t memory; /* bytes */
     char *allocator;
     char *teardown;
+    char *engine;       /* NULL: the core's own default */
     uint64_t idle_exit; /* seconds, 0: never */
     bool verbose;
     bool help, version;

@@ -45,6 +45,8 @@ void end_report_json(struct jsonw *w, const struct mf_end_report *r, const char 
     jsonw_ku64(w, "frames_returned", r->frames_returned);
     jsonw_ku64(w, "steps", r->steps);
     jsonw_ku64(w, "step_max_ns", r->step_max_ns);
+    jsonw_kstr(w, "engine", r->engine == MF_ENGINE_KVM ? "kvm" : "soft");
+    jsonw_ku64(w, "kernel_ns", r->kernel_ns);
     jsonw_kstr(w, "teardown", r->teardown);
     jsonw_kstr(w, "detail", r->detail);
     jsonw_object_end(w);

@@ -13,7 +13,8 @@
 #include "hv/host/log.h"
 #include "hv/sandbox.h"
 
-#define PLUGINS_MAX 64u
+#define PLUGINS_MAX  64u
+#define KVM_POOL_MAX 4096u
 
 struct options {
     const char *socket, *log_file, *allocator, *teardown;
@@ -21,12 +22,15 @@ struct options {
     unsigned nr_plugins;
     uint64_t memory;
     unsigned workers;
+    enum mf_engine engine;
+    unsigned kvm_pool;
     int ready_fd;
 };
 
 static const char usage[] =
     "usage: hv --socket PATH [--memory SIZE] [--workers N] [--ready-fd N] [--log-file FILE]\n"
-    "          [--plugin FILE.so ...] [--allocator NAME] [--teardown NAME] [--foreground]\n"
+    "          [--plugin FILE.so ...] [--allocator NAME] [--teardown NAME] [--engine NAME]\n"
+    "          [--kvm-pool N] [--foreground]\n"
     "\n"
     "  --socket PATH     where hvd connects\n"
     "  --memory SIZE     machine memory, reserved and not committed: a number with K, M, G or T;\n"
@@ -36,7 +40,10 @@ static const char usage[] =
     "  --log-file FILE   log there instead of to standard error\n"
     "  --plugin FILE     load this strategy; may be repeated\n"
     "  --allocator NAME  page allocator to start with, one of the plugins\n"
-    "  --teardown NAME   default teardown strategy, one of the plugins\n";
+    "  --teardown NAME   default teardown strategy, one of the plugins\n"
+    "  --engine NAME     of VMs that name none: auto (default: kvm where it works), kvm or soft\n"
+    "  --kvm-pool N      KVM VMs without a guest that are kept for the next: 16 if not given, 0: "
+    "none\n";
 
 /* A number with an optional K, M, G or T (and iB, B). False: not one, or beyond 64 bits. */
 static bool parse_size(const char *s, uint64_t *out)
@@ -83,6 +90,19 @@ static bool bad(const char *option, const char *value)
     return false;
 }
 
+static bool parse_engine(struct options *o, const char *name)
+{
+    static const char *const names[] = {
+        [MF_ENGINE_AUTO] = "auto", [MF_ENGINE_SOFT] = "soft", [MF_ENGINE_KVM] = "kvm"};
+
+    for (unsigned i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (strcmp(name, names[i]) == 0) {
+            o->engine = (enum mf_engine)i;
+            return true;
+        }
+    return false;
+}
+
 static bool parse_one(struct options *o, int c, const char *arg)
 {
     unsigned long n = 0;
@@ -117,6 +137,13 @@ static bool parse_one(struct options *o, int c, const char *arg)
     case 't':
         o->teardown = arg;
         return true;
+    case 'e':
+        return parse_engine(o, arg) ? true : bad("engine", arg);
+    case 'k':
+        if (!parse_count(arg, KVM_POOL_MAX, &n))
+            return bad("kvm-pool", arg);
+        o->kvm_pool = (unsigned)n;
+        return true;
     default:
         return c == 'f';
     }
@@ -130,6 +157,7 @@ static int parse_options(struct options *o, int argc, char **argv)
         {"workers", required_argument, NULL, 'w'},   {"ready-fd", required_argument, NULL, 'r'},
         {"log-file", required_argument, NULL, 'l'},  {"plugin", required_argument, NULL, 'p'},
         {"allocator", required_argument, NULL, 'a'}, {"teardown", required_argument, NULL, 't'},
+        {"engine", required_argument, NULL, 'e'},    {"kvm-pool", required_argument, NULL, 'k'},
         {"foreground", no_argument, NULL, 'f'},      {"help", no_argument, NULL, 'h'},
         {"version", no_argument, NULL, 'v'},         {NULL, 0, NULL, 0}};
     long cpus = sysconf(_SC_NPROCESSORS_ONLN);
@@ -137,6 +165,12 @@ static int parse_options(struct options *o, int argc, char **argv)
 
     memset(o, 0, sizeof *o);
     o->ready_fd = -1;
+    o->engine = MF_ENGINE_AUTO;
+    if (getenv("MAYFLY_ENGINE") && !parse_engine(o, getenv("MAYFLY_ENGINE"))) {
+        bad("engine", getenv("MAYFLY_ENGINE"));
+        return 64;
+    }
+    o->kvm_pool = VM_KVM_POOL;
     o->workers = cpus > 0 && cpus < (long)SCHED_WORKERS_MAX ? (unsigned)cpus : 1;
     o->memory = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGE_SIZE);
     while ((c = getopt_long(argc, argv, "", options, NULL)) != -1) {
@@ -250,6 +284,7 @@ int main(int argc, char **argv)
     struct options o;
     struct mf_error e;
     int code = parse_options(&o, argc, argv), signals;
+    const char *why;
     bool ok;
 
     if (code >= 0)
@@ -265,6 +300,10 @@ int main(int argc, char **argv)
         fail(&e);
         return 1;
     }
+    vmm_set_engine(&core.vmm, o.engine, o.kvm_pool);
+    /* Opened here, before the sandbox. */
+    if (engine_kvm()->probe(&why))
+        log_line(o.engine == MF_ENGINE_KVM ? LOG_WARNING : LOG_INFO, "engine kvm: %s", why);
     ok = serve(&core, &o, signals);
     core_fini(&core);
     if (signals >= 0)

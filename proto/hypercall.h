@@ -114,7 +114,7 @@ enum mf_engine { MF_ENGINE_AUTO = 0, MF_ENGINE_SOFT = 1, MF_ENGINE_KVM = 2 };
  * more. "Returned": every frame is back in the heap. Durations count from the end of the guest. */
 struct mf_end_report {
     uint32_t reason; /* enum mf_end_reason */
-    uint32_t reserved;
+    uint32_t engine; /* enum mf_engine, never AUTO */
     uint64_t code;
     uint64_t create_ns;      /* vm_create and image check */
     uint64_t start_ns;       /* start until the first instruction can run */
@@ -130,6 +130,8 @@ struct mf_end_report {
     uint64_t frames_returned; /* all: RAM, tables, roots */
     uint64_t steps;
     uint64_t step_max_ns;
+    uint64_t
+        kernel_ns; /* of it, spent on the host kernel's objects (KVM); 0 with the soft engine */
     char teardown[MF_NAME_MAX];
     char detail[128]; /* for a crash: a sentence with the register that matters */
 };
@@ -443,8 +445,8 @@ _Static_assert(sizeof(struct mf_error) == 256, "mf_error");
 _Static_assert(sizeof(struct mf_event) == 168, "mf_event");
 _Static_assert(sizeof(struct mf_args_vm_create) == 144, "mf_args_vm_create");
 _Static_assert(sizeof(struct mf_args_vm_image) == 48, "mf_args_vm_image");
-_Static_assert(sizeof(struct mf_end_report) == 312, "mf_end_report");
-_Static_assert(sizeof(struct mf_vm_info) == 568, "mf_vm_info");
+_Static_assert(sizeof(struct mf_end_report) == 320, "mf_end_report");
+_Static_assert(sizeof(struct mf_vm_info) == 576, "mf_vm_info");
 _Static_assert(sizeof(struct mf_reply_heap_info) == 320, "mf_reply_heap_info");
 _Static_assert(sizeof(struct mf_strategy_info) == 192, "mf_strategy_info");
 _Static_assert(sizeof(struct mf_reply_swap) == 96, "mf_reply_swap");

@@ -55,17 +55,32 @@ static enum mf_status write_tables(const struct boot_load *l, struct stage2 *s2)
     return stage2_write(s2, gpa(p->tables), b, p->tables_bytes);
 }
 
+/* One GiB from `base` on in pages of 2 MiB. */
+static enum mf_status write_directory(struct stage2 *s2, uint64_t pd, uint64_t base)
+{
+    uint64_t entries[512];
+
+    for (uint64_t n = 0; n < 512; n++)
+        entries[n] = (base + (n << 21)) | PTE_P | PTE_W | PTE_PS;
+    return stage2_write(s2, gpa(pd), entries, sizeof entries);
+}
+
 static enum mf_status write_paging(struct stage2 *s2, uint64_t pml4, const struct boot_ram *ram)
 {
     uint64_t end = ram->high ? BOOT_HIGH_BASE + ram->high : BOOT_HIGH_BASE;
     enum mf_status st = MF_OK;
 
+    uint64_t pd = pml4 + PAGE * (1 + boot_plan_pdpts(ram));
+
+    for (uint64_t i = 0; i < boot_plan_pds(ram) && !st; i++)
+        st = write_directory(s2, pd + i * PAGE, i * GIB);
     for (uint64_t i = 0; i < boot_plan_pdpts(ram) && !st; i++) {
         uint64_t pdpt = pml4 + PAGE * (1 + i), base = i * PDPT_SPAN, entries[512];
         uint64_t n = 0, link = pdpt | PTE_P | PTE_W;
 
         for (; n < 512 && base + n * GIB < end; n++)
-            entries[n] = (base + n * GIB) | PTE_P | PTE_W | PTE_PS;
+            entries[n] = ram->no_1g ? (pd + (base / GIB + n) * PAGE) | PTE_P | PTE_W
+                                    : (base + n * GIB) | PTE_P | PTE_W | PTE_PS;
         st = stage2_write(s2, gpa(pml4 + 8 * i), &link, sizeof link);
         if (!st)
             st = stage2_write(s2, gpa(pdpt), entries, n * sizeof entries[0]);

@@ -15,6 +15,7 @@
 /* A guest's RAM: [0, low) and [4 GiB, 4 GiB + high). */
 struct boot_ram {
     uint64_t low, high;
+    bool no_1g; /* the vCPU has no pages of 1 GiB; false as boot_ram_layout leaves it */
 };
 struct boot_ram boot_ram_layout(uint64_t bytes);
 

@@ -7,6 +7,7 @@
 #define AREA_FIRST 0x1000u
 #define AREA_END   (UINT64_C(1) << 32)
 #define PDPT_SPAN  (UINT64_C(1) << 39)
+#define PD_SPAN    (UINT64_C(1) << 30)
 
 /* The Linux setup header, by its offsets in the file. */
 #define HDR_INITRD_MAX     (0x22cu - MF_SETUP_OFFSET)
@@ -27,6 +28,13 @@ uint64_t boot_plan_pdpts(const struct boot_ram *ram)
     uint64_t n = (ram_end(ram) + PDPT_SPAN - 1) / PDPT_SPAN;
 
     return n ? n : 1;
+}
+
+uint64_t boot_plan_pds(const struct boot_ram *ram)
+{
+    uint64_t end = ram_end(ram) > BOOT_HIGH_BASE ? ram_end(ram) : BOOT_HIGH_BASE;
+
+    return ram->no_1g ? (end + PD_SPAN - 1) / PD_SPAN : 0;
 }
 
 /* The area's parts, as offsets into it. Strings are below 2 * MF_CMDLINE_MAX by their checks. */
@@ -50,7 +58,7 @@ static void lay_out(struct boot_plan *p, const struct boot_set *set, const struc
     if (p->kind == BOOT_ENTRY_ELF64 || p->kind == BOOT_ENTRY_LINUX64) {
         p->stack = at;
         p->pml4 = at + PAGE;
-        at += PAGE * (2 + boot_plan_pdpts(ram));
+        at += PAGE * (2 + boot_plan_pdpts(ram) + boot_plan_pds(ram));
     }
     if (p->kind == BOOT_ENTRY_LINUX64) {
         p->params = at;

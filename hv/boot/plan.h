@@ -15,6 +15,7 @@
  *   and, on pages of their own, for entries in 64-bit mode
  *          stack of the entry (RSP at its end)
  *          PML4, and one PDPT for each 512 GiB: identity map of RAM, of the first 4 GiB at least
+ *          (and one directory for each GiB where the vCPU has no pages of 1 GiB)
  *          boot_params (Linux)
  *
  * All that comes from an image is hostile; errors name the field `kernel`, `initrd` or `cmdline`.
@@ -57,5 +58,7 @@ enum mf_status boot_plan_make(const struct boot_set *set, const struct boot_ram 
 
 /* PDPTs of the identity map. */
 uint64_t boot_plan_pdpts(const struct boot_ram *ram);
+/* Page directories below them, behind them: one for each GiB where there are no pages of 1 GiB. */
+uint64_t boot_plan_pds(const struct boot_ram *ram);
 
 #endif

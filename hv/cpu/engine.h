@@ -133,7 +133,9 @@ struct engine_vm {
     const struct engine_ops *ops;
     struct stage2 *s2;
     unsigned nr_vcpus;
+    struct vcpu *const *vcpus; /* nr_vcpus; the soft engine does without */
     void *priv;
+    uint64_t kernel_ns; /* what vm_fini spent on the host kernel's objects */
 };
 
 struct vcpu {
@@ -147,6 +149,13 @@ struct vcpu {
     _Atomic uint64_t tsc_offset;
     struct s2_viewer viewer; /* registered by the engine in vcpu_init */
     void *priv;
+
+    /*
+     * The thread that runs this vCPU, for engines with `own_threads`; hv/vm's to set and to
+     * interpret. The engine keeps it with its own vCPU from life to life, and gives it to
+     * engine_setup.thread_free with that one's end.
+     */
+    void *thread;
 
     /* Filled by run() for the exit it returns. */
     gpa_t bad_gpa;
@@ -164,6 +173,11 @@ struct vcpu {
  * but for page faults of the host; it leaves within about `budget` instructions (soft) or by kick
  * (kvm).
  */
+struct engine_setup {
+    unsigned pool; /* VM objects without a guest that are kept for the next life */
+    void (*thread_free)(void *thread);
+};
+
 struct engine_ops {
     const char *name;
     enum mf_engine_kind { ENGINE_SOFT = 1, ENGINE_KVM = 2 } kind;
@@ -171,6 +185,12 @@ struct engine_ops {
     enum mf_status (*probe)(const char **why);
     enum mf_status (*vm_init)(struct engine_vm *vm);
     void (*vm_fini)(struct engine_vm *vm);
+    /* NULL for engines that have nothing to set up. Once, before the first VM; undone by drain. */
+    void (*setup)(const struct engine_setup *s);
+    void (*drain)(void);
+    bool (*has_1g)(void); /* the vCPU has pages of 1 GiB; NULL: it has */
+    bool own_threads;     /* a vCPU wants to be run by one thread always; run() may take for ever */
+    bool wants_ram;       /* RAM is to be backed before the guest runs, see stage2_populate */
     /* Registers the viewer; state after reset. */
     enum mf_status (*vcpu_init)(struct vcpu *v);
     void (*vcpu_fini)(struct vcpu *v);
@@ -189,7 +209,8 @@ struct engine_ops {
     void (*unmapped)(struct engine_vm *vm, gfn_t g, uint64_t frames);
 };
 
-/* The software engine. Never NULL. */
+/* Never NULL. Whether one works here its probe says. */
 const struct engine_ops *engine_soft(void);
+const struct engine_ops *engine_kvm(void);
 
 #endif

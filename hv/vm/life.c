@@ -6,6 +6,7 @@
  * each in bounded steps:
  *
  *   UNREACHABLE   the engine gives up the vCPUs: nobody can translate any more
+ *   CLEAN         RAM that was backed by blocks is cleared, by what was touched of it
  *   BEGIN         a strategy that defers: all that follows is the reaper's (dying.c), the VM is off
  *   BEGIN, ZAP    the teardown strategy takes all mappings out; one that fails is replaced
  *   REAP          the retired frames go to the heap
@@ -95,7 +96,7 @@ static enum mf_status life_take_owner(struct vm *vm, uint64_t quota)
 
 static enum mf_status life_make_stage2(struct vm *vm)
 {
-    struct boot_ram ram = boot_ram_layout(vm->config.memory);
+    struct boot_ram ram = vm_ram(vm);
     struct s2_config c = {
         .roots = 2,
         .track = strategy_teardown(vm->teardown)->flags & MF_TD_TRACKS,
@@ -137,16 +138,34 @@ static enum mf_status life_drop_stage2(struct vm *vm)
     return MF_OK;
 }
 
+/* A vCPU of an engine that wants it gets a thread: the one that its engine kept, or a new one. */
+static enum mf_status life_give_thread(struct vm *vm, struct vm_cpu *vc)
+{
+    struct sched *s = &vm->vmm->sched;
+
+    /* Without workers the caller drives everything, such vCPUs too. */
+    if (!vm->engine.ops->own_threads || !s->nr_workers)
+        return MF_OK;
+    if (!vc->cpu.thread)
+        vc->cpu.thread = sched_thread_create(s);
+    if (!vc->cpu.thread)
+        return MF_E_LIMIT;
+    sched_thread_tie(vc->cpu.thread, &vc->sched);
+    return MF_OK;
+}
+
 static void life_drop_engine(struct vm *vm, unsigned vcpus)
 {
-    while (vcpus--)
+    while (vcpus--) {
+        sched_thread_untie(&vm->cpus[vcpus].sched);
         vm->engine.ops->vcpu_fini(&vm->cpus[vcpus].cpu);
+    }
     vm->engine.ops->vm_fini(&vm->engine);
 }
 
 enum mf_status vm_life_begin(struct vm *vm, struct mf_error *e)
 {
-    struct boot_ram ram = boot_ram_layout(vm->config.memory);
+    struct boot_ram ram = vm_ram(vm);
     enum mf_status st = boot_load_begin(&vm->load, vm->boot, &ram, &vm->tables, e);
     unsigned n = 0;
 
@@ -162,11 +181,16 @@ enum mf_status vm_life_begin(struct vm *vm, struct mf_error *e)
     st = vm->engine.ops->vm_init(&vm->engine);
     if (st)
         goto fail_s2;
-    for (; n < vm->config.vcpus; n++) {
+    for (; n < vm->config.vcpus && !st; n++) {
         st = vm->engine.ops->vcpu_init(&vm->cpus[n].cpu);
         if (st)
             goto fail_cpus;
+        st = life_give_thread(vm, &vm->cpus[n]);
     }
+    if (st)
+        goto fail_cpus;
+    vm->ram_at = gfn(0);
+    vm->ram_backed = !vm->engine.ops->wants_ram;
     vm->started_at = now(vm);
     vm->starts++;
     vm->phase = VM_PHASE_LOAD;
@@ -229,8 +253,14 @@ static void life_run(struct vm *vm, const struct boot_entry *entry)
 static bool life_load(struct vm *vm, uint64_t budget)
 {
     struct boot_entry entry;
-    enum mf_status st = boot_load_step(&vm->load, vm->s2, budget, &entry);
+    enum mf_status st = MF_OK;
 
+    if (!vm->ram_backed) {
+        st = stage2_populate(vm->s2, &vm->ram_at, VM_RAM_STEP);
+        vm->ram_backed = !st;
+    }
+    if (!st)
+        st = boot_load_step(&vm->load, vm->s2, budget, &entry);
     if (st == MF_AGAIN)
         return true;
     if (!st) {
@@ -285,7 +315,8 @@ enum mf_status vm_start(struct vm *vm, struct mf_error *e)
     if (st)
         return st;
     /* Nobody else looks at a VM that is starting and has no job: load a small image here. */
-    if (boot_bytes(vm->boot) > VM_LOAD_INLINE) {
+    if (boot_bytes(vm->boot) > VM_LOAD_INLINE ||
+        (vm->engine.ops->wants_ram && vm->config.memory > VM_RAM_INLINE)) {
         atomic_store(&vm->waited_for, true);
         sched_job(&vm->vmm->sched, &vm->sched);
         return MF_BLOCKED;
@@ -416,6 +447,7 @@ void vm_end_locked(struct vm *vm, enum mf_end_reason reason, uint64_t code, cons
         return;
     vm->end_at = now(vm);
     r->reason = reason;
+    r->engine = (uint32_t)vm->engine.ops->kind;
     r->code = code;
     r->create_ns = vm->create_ns;
     r->run_ns = first ? vm->end_at - first : 0;
@@ -480,8 +512,10 @@ static enum mf_status end_unreachable(struct vm *vm)
     for (unsigned i = 0; i < vm->config.vcpus; i++)
         vm->report.instructions += atomic_load(&vm->cpus[i].cpu.instructions);
     life_drop_engine(vm, vm->config.vcpus);
+    vm->report.kernel_ns = vm->engine.kernel_ns;
     vm->report.unreachable_ns = now(vm) - vm->end_at;
-    vm->phase = VM_PHASE_BEGIN;
+    vm->ram_at = gfn(0);
+    vm->phase = vm->engine.ops->wants_ram ? VM_PHASE_CLEAN : VM_PHASE_BEGIN;
     return MF_OK;
 }
 
@@ -546,6 +580,15 @@ static enum mf_status end_defer(struct vm *vm)
         return MF_BLOCKED;
     vm_defer_abandon(vm, d);
     return MF_OK;
+}
+
+static enum mf_status end_clean(struct vm *vm)
+{
+    enum mf_status st = stage2_zero_step(vm->s2, &vm->ram_at);
+
+    if (!st)
+        vm->phase = VM_PHASE_BEGIN;
+    return st;
 }
 
 static enum mf_status end_begin(struct vm *vm)
@@ -644,6 +687,8 @@ static enum mf_status end_step(struct vm *vm)
     switch (vm->phase) {
     case VM_PHASE_UNREACHABLE:
         return end_unreachable(vm);
+    case VM_PHASE_CLEAN:
+        return end_clean(vm);
     case VM_PHASE_BEGIN: {
         enum mf_status st = vm->tries ? MF_OK : end_defer(vm);
 

@@ -159,12 +159,26 @@ static void vm_place(struct sched *s, struct sched_vm *v)
         entity_remove(s, &v->entity);
 }
 
+/* A thread with one vCPU for its own. */
+struct sched_thread {
+    struct sched *sched;
+    pthread_t thread;
+    pthread_cond_t cond;
+    /* under sched.lock */
+    struct sched_cpu *cpu;
+    bool quit;
+};
+
 static void cpu_queue(struct sched *s, struct sched_cpu *c)
 {
     struct sched_vm *v = c->vm;
 
     c->state = SCHED_CPU_QUEUED;
     c->next = NULL;
+    if (c->thread) {
+        pthread_cond_signal(&c->thread->cond);
+        return;
+    }
     if (v->first)
         v->last->next = c;
     else
@@ -373,15 +387,17 @@ static void leave_cpu(struct sched *s, const struct work *w, enum sched_after af
     struct sched_vm *v = w->vm;
 
     v->run_ns += ns;
-    s->slices_on--;
-    entity_charge(s, &v->entity, ns);
+    if (!w->cpu->thread) {
+        s->slices_on--;
+        entity_charge(s, &v->entity, ns);
+    }
     if (after == SCHED_AFTER_OFF || v->stopping)
         w->cpu->state = SCHED_CPU_OFF;
     else if (after == SCHED_AFTER_HALT && !w->cpu->woken)
         w->cpu->state = SCHED_CPU_HALTED;
     else
         cpu_queue(s, w->cpu);
-    if (v->cap)
+    if (v->cap && !w->cpu->thread)
         charge_cap(s, v, ns, now);
 }
 
@@ -513,6 +529,92 @@ static void *worker(void *arg)
     return NULL;
 }
 
+/* ---- threads of vCPUs */
+
+static bool own_take(struct sched_thread *t, struct work *w)
+{
+    struct sched_cpu *c = t->cpu;
+
+    if (!c || c->state != SCHED_CPU_QUEUED || c->vm->blocked || c->vm->stopping)
+        return false;
+    *w = (struct work){.vm = c->vm, .cpu = c};
+    c->state = SCHED_CPU_ON;
+    c->woken = false;
+    c->vm->on_cpu++;
+    return true;
+}
+
+static void *own_thread(void *arg)
+{
+    struct sched_thread *t = arg;
+    struct sched *s = t->sched;
+    struct work w;
+
+    pthread_mutex_lock(&s->lock);
+    while (!t->quit) {
+        if (!own_take(t, &w)) {
+            pthread_cond_wait(&t->cond, &s->lock);
+            continue;
+        }
+        pthread_mutex_unlock(&s->lock);
+        run(s, &w);
+        /* What the end of the slice queued is the workers'. */
+        wake_one(s);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return NULL;
+}
+
+struct sched_thread *sched_thread_create(struct sched *s)
+{
+    struct sched_thread *t = calloc(1, sizeof *t);
+
+    if (!t)
+        return NULL;
+    t->sched = s;
+    pthread_cond_init(&t->cond, NULL);
+    if (!pthread_create(&t->thread, NULL, own_thread, t))
+        return t;
+    pthread_cond_destroy(&t->cond);
+    free(t);
+    return NULL;
+}
+
+void sched_thread_destroy(struct sched_thread *t)
+{
+    struct sched *s = t->sched;
+
+    pthread_mutex_lock(&s->lock);
+    t->quit = true;
+    pthread_cond_signal(&t->cond);
+    pthread_mutex_unlock(&s->lock);
+    pthread_join(t->thread, NULL);
+    pthread_cond_destroy(&t->cond);
+    free(t);
+}
+
+void sched_thread_tie(struct sched_thread *t, struct sched_cpu *c)
+{
+    struct sched *s = t->sched;
+
+    pthread_mutex_lock(&s->lock);
+    t->cpu = c;
+    c->thread = t;
+    pthread_mutex_unlock(&s->lock);
+}
+
+void sched_thread_untie(struct sched_cpu *c)
+{
+    struct sched_thread *t = c->thread;
+
+    if (!t)
+        return;
+    pthread_mutex_lock(&t->sched->lock);
+    t->cpu = NULL;
+    c->thread = NULL;
+    pthread_mutex_unlock(&t->sched->lock);
+}
+
 /* ---- life of the scheduler */
 
 bool sched_reserve(struct sched *s, unsigned vms)
@@ -641,6 +743,9 @@ void sched_vm_unblock(struct sched *s, struct sched_vm *v)
     pthread_mutex_lock(&s->lock);
     v->blocked = false;
     vm_place(s, v);
+    for (unsigned i = 0; i < v->nr_cpus; i++)
+        if (v->cpus[i]->thread)
+            pthread_cond_signal(&v->cpus[i]->thread->cond);
     wake_one(s);
     pthread_mutex_unlock(&s->lock);
 }

@@ -16,7 +16,9 @@
  * costs them at most a tenth of one CPU.
  *
  * Whatever works on a VM (slice or job step) is counted in `on_cpu` of its entity between take and
- * leave. `stopping` lets no new slice begin, and when `on_cpu` comes down to zero the VM's job is
+ * leave. A vCPU with a thread of its own (engines that want one) is run by that alone, whenever it
+ * can run: the host's scheduler shares the CPUs out, weight and cap say nothing about it.
+ * `stopping` lets no new slice begin, and when `on_cpu` comes down to zero the VM's job is
  * queued: teardown thus starts when nothing else touches the VM, without anybody waiting.
  */
 #ifndef MAYFLY_VM_SCHED_H
@@ -33,6 +35,7 @@
 #define SCHED_REAP_PAUSE  9u
 
 struct sched_vm;
+struct sched_thread;
 
 /* A place in the heap of things that can run. Under the scheduler's lock. */
 struct sched_entity {
@@ -48,7 +51,8 @@ struct sched_cpu {
     struct sched_vm *vm;
     struct sched_cpu *next;
     enum sched_cpu_state state;
-    bool woken; /* while on: do not sleep on the coming halt */
+    bool woken;                  /* while on: do not sleep on the coming halt */
+    struct sched_thread *thread; /* that runs it, NULL: the workers do */
 };
 
 struct sched_timer {
@@ -138,6 +142,16 @@ void sched_fini(struct sched *s);
 bool sched_reserve(struct sched *s, unsigned vms);
 void sched_vm_init(struct sched_vm *v, uint32_t weight, uint32_t cap);
 void sched_cpu_init(struct sched_vm *v, struct sched_cpu *c);
+
+/*
+ * Threads for vCPUs. One is made idle and runs the vCPU that it is tied to, from any state of the
+ * VM in which that can run. Untied before the vCPU's VM is reset or goes; the vCPU is not on then.
+ * NULL: the host has no more threads.
+ */
+struct sched_thread *sched_thread_create(struct sched *s);
+void sched_thread_destroy(struct sched_thread *t);
+void sched_thread_tie(struct sched_thread *t, struct sched_cpu *c);
+void sched_thread_untie(struct sched_cpu *c);
 
 /* Lets the VM run: its first vCPU is queued, the others wait to be woken. */
 void sched_vm_start(struct sched *s, struct sched_vm *v);

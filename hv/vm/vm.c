@@ -51,6 +51,19 @@ static void idle(struct sched_vm *v)
         e->poke(e->arg);
 }
 
+static void free_thread(void *thread)
+{
+    sched_thread_destroy(thread);
+}
+
+void vmm_set_engine(struct vmm *m, enum mf_engine engine, unsigned pool)
+{
+    const struct engine_setup setup = {.pool = pool, .thread_free = free_thread};
+
+    m->engine = engine;
+    engine_kvm()->setup(&setup);
+}
+
 enum mf_status vmm_init(struct vmm *m, struct heap *heap, struct strategies *strategies,
                         unsigned workers)
 {
@@ -73,8 +86,10 @@ enum mf_status vmm_init(struct vmm *m, struct heap *heap, struct strategies *str
                                       .reap = vmm_reap_step,
                                       .now_ns = now_ns,
                                       .arg = m};
-    if (m->slots && m->names && sched_init(&m->sched, &m->sched_ops, workers))
+    if (m->slots && m->names && sched_init(&m->sched, &m->sched_ops, workers)) {
+        vmm_set_engine(m, MF_ENGINE_SOFT, 0);
         return MF_OK;
+    }
     free(m->slots);
     free(m->names);
     vmm_reap_fini(m);
@@ -87,6 +102,7 @@ void vmm_fini(struct vmm *m)
     while (m->first)
         if (vm_delete(m->first, NULL) != MF_OK)
             break;
+    engine_kvm()->drain();
     vmm_reap_fini(m);
     sched_fini(&m->sched);
     boot_cache_fini(&m->images);
@@ -204,10 +220,23 @@ static enum mf_status check_limits(struct vmm *m, const struct mf_args_vm_create
     return MF_OK;
 }
 
+/* The engine for a VM that asks for `want`; NULL: KVM is asked for and *why it cannot be had. */
+static const struct engine_ops *choose_engine(const struct vmm *m, uint32_t want, const char **why)
+{
+    if (want == MF_ENGINE_AUTO)
+        want = m->engine;
+    if (want == MF_ENGINE_SOFT)
+        return engine_soft();
+    if (engine_kvm()->probe(why) == MF_OK)
+        return engine_kvm();
+    return want == MF_ENGINE_KVM ? NULL : engine_soft();
+}
+
 static enum mf_status check_config(struct vmm *m, const struct mf_args_vm_create *c,
                                    struct mf_error *e)
 {
     enum mf_status st = check_limits(m, c, e);
+    const char *why;
 
     if (st)
         return st;
@@ -215,8 +244,8 @@ static enum mf_status check_config(struct vmm *m, const struct mf_args_vm_create
         return error_set(e, MF_E_RESERVED, "flags", "unknown flags 0x%x", c->flags);
     if (c->engine > MF_ENGINE_KVM)
         return error_set(e, MF_E_RANGE, "engine", "%u is no engine", c->engine);
-    if (c->engine == MF_ENGINE_KVM)
-        return error_set(e, MF_E_NOT_SUPPORTED, "engine", "this core has no KVM engine");
+    if (!choose_engine(m, c->engine, &why))
+        return error_set(e, MF_E_NOT_SUPPORTED, "engine", "KVM cannot be used: %s", why);
     if (find_name(m, c->name))
         return error_set(e, MF_E_EXISTS, "name", "a VM named %s exists", c->name);
     if (m->nr_vms >= MF_VMS_MAX)
@@ -232,6 +261,7 @@ static void vm_free(struct vm *vm)
     vm_part_fini(&vm->part);
     vm_machine_fini(vm);
     pthread_mutex_destroy(&vm->lock);
+    free(vm->vcpus);
     free(vm->cpus);
     free(vm);
 }
@@ -239,11 +269,15 @@ static void vm_free(struct vm *vm)
 static struct vm *vm_alloc(struct vmm *m, const struct mf_args_vm_create *c)
 {
     struct vm *vm = calloc(1, sizeof *vm);
+    const char *why;
 
     if (!vm)
         return NULL;
     vm->cpus = calloc(c->vcpus, sizeof *vm->cpus);
-    if (!vm->cpus) {
+    vm->vcpus = calloc(c->vcpus, sizeof *vm->vcpus);
+    if (!vm->cpus || !vm->vcpus) {
+        free(vm->vcpus);
+        free(vm->cpus);
         free(vm);
         return NULL;
     }
@@ -253,6 +287,7 @@ static struct vm *vm_alloc(struct vmm *m, const struct mf_args_vm_create *c)
     console_init(&vm->console, c->console_size ? c->console_size : MF_CONSOLE_SIZE);
     sched_vm_init(&vm->sched, c->weight, c->cap);
     for (unsigned i = 0; i < c->vcpus; i++) {
+        vm->vcpus[i] = &vm->cpus[i].cpu;
         vm->cpus[i].vm = vm;
         vm->cpus[i].cpu.vm = &vm->engine;
         vm->cpus[i].cpu.index = i;
@@ -260,8 +295,9 @@ static struct vm *vm_alloc(struct vmm *m, const struct mf_args_vm_create *c)
         vm->cpus[i].cpu.machine = vm;
         sched_cpu_init(&vm->sched, &vm->cpus[i].sched);
     }
-    vm->engine.ops = engine_soft();
+    vm->engine.ops = choose_engine(m, c->engine, &why);
     vm->engine.nr_vcpus = c->vcpus;
+    vm->engine.vcpus = vm->vcpus;
     return vm;
 }
 
@@ -326,10 +362,18 @@ enum mf_status vm_delete(struct vm *vm, struct mf_error *e)
     return MF_OK;
 }
 
+struct boot_ram vm_ram(const struct vm *vm)
+{
+    struct boot_ram ram = boot_ram_layout(vm->config.memory);
+
+    ram.no_1g = vm->engine.ops->has_1g && !vm->engine.ops->has_1g();
+    return ram;
+}
+
 enum mf_status vm_set_boot(struct vm *vm, struct boot_set *boot, uint64_t took_ns,
                            struct mf_error *e)
 {
-    struct boot_ram ram = boot_ram_layout(vm->config.memory);
+    struct boot_ram ram = vm_ram(vm);
     struct boot_set *old = NULL;
     struct boot_plan plan;
     enum mf_status st = boot_plan_make(boot, &ram, &vm->tables, &plan, e);
@@ -392,7 +436,7 @@ void vm_get_info(struct vm *vm, struct mf_vm_info *out)
     out->id = vm->id;
     out->state = vm->state;
     out->moves = vm->moves;
-    out->engine = MF_ENGINE_SOFT;
+    out->engine = (uint32_t)vm->engine.ops->kind;
     out->vcpus = vm->config.vcpus;
     out->memory = vm->config.memory;
     out->created_at = vm->created_at;

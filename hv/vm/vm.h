@@ -26,6 +26,9 @@
 #define VM_COM1           0x3f8u
 #define VM_SLICE          100000u               /* instructions of a slice */
 #define VM_LOAD_INLINE    (UINT64_C(256) << 10) /* an image up to this loads in vm_start itself */
+#define VM_RAM_INLINE     (UINT64_C(1) << 30)   /* RAM up to this is backed in vm_start itself */
+#define VM_RAM_STEP       64u                   /* blocks */
+#define VM_KVM_POOL       16u                   /* KVM VMs without a guest that are kept */
 #define VM_LOAD_STEP      (UINT64_C(256) << 10)
 #define VM_REAP_STEP      1024u
 #define VM_TRACK_STEP     1024u
@@ -35,6 +38,9 @@
 struct vm;
 struct vmm;
 struct vm_dying; /* an address space that the reaper has: dying.c */
+
+/* RAM as this VM's engine shows it. */
+struct boot_ram vm_ram(const struct vm *vm);
 
 /* What others are told, from any thread. Must be quick and must not call into hv/vm. */
 struct vmm_events {
@@ -65,6 +71,7 @@ enum vm_phase {
     VM_PHASE_NONE,
     VM_PHASE_LOAD,
     VM_PHASE_UNREACHABLE, /* nobody runs: take the engine's part away */
+    VM_PHASE_CLEAN,       /* RAM backed by blocks is made to read as zero */
     VM_PHASE_BEGIN,       /* a teardown with vm->teardown begins */
     VM_PHASE_ZAP,
     VM_PHASE_REAP,
@@ -99,6 +106,7 @@ struct vm {
     struct boot_tables tables; /* set by vm_machine_init, stays the same */
     struct engine_vm engine;
     struct vm_cpu *cpus;
+    struct vcpu **vcpus; /* the engine's view of them */
 
     pthread_mutex_t lock;
     /* under lock */
@@ -123,6 +131,8 @@ struct vm {
     /* of the job: whoever runs it */
     enum vm_phase phase;
     unsigned tries;
+    gfn_t ram_at; /* backing at the start, clearing at the end: how far */
+    bool ram_backed;
     struct boot_load load;
     struct teardown zap;
     struct vm_part part; /* has fields under lock too */
@@ -136,6 +146,7 @@ struct vmm {
     struct strategies *strategies;
     struct sched sched;
     struct sched_ops sched_ops;
+    enum mf_engine engine;    /* of VMs that leave it to the core; AUTO: KVM where it works */
     struct vmm_events events; /* set before the first VM; ops may be NULL */
     /* A guest's hypercall; NULL: there are none. */
     enum machine_result (*guest_call)(struct vm *vm, unsigned vcpu, uint64_t nr,
@@ -160,6 +171,9 @@ struct vmm {
 /* MF_E_IO: no memory or threads. `workers` 0: the caller drives sched_step(&m->sched). */
 enum mf_status vmm_init(struct vmm *m, struct heap *heap, struct strategies *strategies,
                         unsigned workers);
+/* Before the first VM. `pool`: how many KVM VMs without a guest are kept, 0 for none. At first VMs
+ * get the software engine, and there is no pool. */
+void vmm_set_engine(struct vmm *m, enum mf_engine engine, unsigned pool);
 /* Every VM must be off. */
 void vmm_fini(struct vmm *m);
 

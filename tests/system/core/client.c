@@ -99,6 +99,18 @@ static bool spawn(struct core_proc *p, const char *const *argv)
     return ok;
 }
 
+const char *test_engine(void)
+{
+    const char *e = getenv("MAYFLY_TEST_ENGINE");
+
+    return e ? e : "soft";
+}
+
+bool test_on_kvm(void)
+{
+    return strcmp(test_engine(), "kvm") == 0;
+}
+
 static bool start_argv(struct core_proc *p, const char *memory, const char *const *more)
 {
     const char *argv[ARGS_MAX - 3];
@@ -113,6 +125,8 @@ static bool start_argv(struct core_proc *p, const char *memory, const char *cons
     argv[n++] = p->log;
     argv[n++] = "--memory";
     argv[n++] = memory;
+    argv[n++] = "--engine";
+    argv[n++] = test_engine();
     while (*more && n < ARGS_MAX - 4)
         argv[n++] = *more++;
     argv[n] = NULL;

@@ -34,6 +34,11 @@ struct core_proc {
 
 /* ---- the core */
 
+/* Engine of the cores that tests start, whatever this machine has: soft unless the environment's
+ * MAYFLY_TEST_ENGINE says another. A test's own --engine comes later and wins. */
+const char *test_engine(void);
+bool test_on_kvm(void);
+
 /* Starts hv with these further options (NULL ends them) and waits until it is ready. */
 bool core_start(struct core_proc *p, const char *memory, ...);
 /* The same with the allocators and teardowns of the build tree loaded and selected. */

@@ -71,11 +71,14 @@ static void hello_everywhere(void **state)
             assert_string_equal(info.end.teardown, strategies[s]);
             assert_non_null(strstr(vm_console(&c, id), "Hello world!"));
             assert_int_equal(info.end.roots_freed, 2);
-            assert_true(info.end.tables_freed >= 3 && info.end.loops > 0);
+            /* KVM's RAM lies in leaves of 2 MiB: a level less. */
+            assert_true(info.end.tables_freed >= (test_on_kvm() ? 2 : 3) && info.end.loops > 0);
+            assert_int_equal(info.engine, test_on_kvm() ? MF_ENGINE_KVM : MF_ENGINE_SOFT);
+            assert_int_equal(info.end.engine, info.engine);
             assert_true(info.end.frames_returned >=
                         info.end.tables_freed + info.end.roots_freed + 1);
             assert_true(info.end.returned_ns >= info.end.unreachable_ns);
-            assert_true(info.end.instructions > 0);
+            assert_true(test_on_kvm() || info.end.instructions > 0);
             assert_int_equal(info.frames_ram, 0);
             assert_int_equal(info.frames_table, 0);
             assert_int_equal(vm_remove(&c, id), MF_OK);
@@ -106,6 +109,9 @@ static void every_end(void **state)
         struct mf_vm_info info;
         char text[4096];
 
+        /* Not every kernel lets KVM's user have a guest's VMCALL. */
+        if (test_on_kvm() && rows[i].reason == MF_END_GUEST_CALL)
+            continue;
         run(rows[i].guest, rows[i].cmdline, rows[i].flags, &info, text, sizeof text);
         if (info.end.reason != rows[i].reason)
             fail_msg("%s: reason %u, %s; console: %s", rows[i].guest, info.end.reason,
@@ -201,7 +207,7 @@ static void pause_and_resume(void **state)
     assert_int_equal(vm_do(&c, MF_CALL_VM_RESUME, id), MF_OK);
     do
         assert_true(vm_info(&c, id, &b));
-    while (b.instructions == a.instructions);
+    while (b.instructions == a.instructions && !test_on_kvm()); /* KVM does not count them */
     assert_int_equal(vm_do(&c, MF_CALL_VM_DESTROY, id), MF_OK);
 }
 
@@ -220,14 +226,16 @@ static void shutdowns(void **state)
     uint32_t id;
 
     (void)state;
-    assert_int_equal(vm_launch(&c, "aware", 4 * MIB, "shutdown-aware.elf", "code=5", NULL, 0, &id),
-                     MF_OK);
-    assert_true(vm_wait_console(&c, id, "waiting"));
-    assert_int_equal(shutdown_in(id, MF_GRACE_MAX_NS), MF_OK);
-    assert_true(vm_wait_off(&c, id, &info));
-    assert_int_equal(info.end.reason, MF_END_GUEST_CALL);
-    assert_int_equal(info.end.code, 5);
-    assert_int_equal(shutdown_in(id, 1), MF_E_STATE);
+    if (!test_on_kvm()) { /* it asks by hypercall */
+        assert_int_equal(
+            vm_launch(&c, "aware", 4 * MIB, "shutdown-aware.elf", "code=5", NULL, 0, &id), MF_OK);
+        assert_true(vm_wait_console(&c, id, "waiting"));
+        assert_int_equal(shutdown_in(id, MF_GRACE_MAX_NS), MF_OK);
+        assert_true(vm_wait_off(&c, id, &info));
+        assert_int_equal(info.end.reason, MF_END_GUEST_CALL);
+        assert_int_equal(info.end.code, 5);
+        assert_int_equal(shutdown_in(id, 1), MF_E_STATE);
+    }
 
     assert_int_equal(vm_launch(&c, "deaf", 4 * MIB, "loop.elf", "", NULL, 0, &id), MF_OK);
     assert_int_equal(shutdown_in(id, MF_GRACE_MAX_NS + 1), MF_E_RANGE);
@@ -297,7 +305,9 @@ static void console_input(void **state)
     uint32_t id, done = 0;
 
     (void)state;
-    assert_int_equal(vm_launch(&c, "echo", 4 * MIB, "echo.elf", "", NULL, 0, &id), MF_OK);
+    assert_int_equal(
+        vm_launch(&c, "echo", 4 * MIB, "echo.elf", test_on_kvm() ? "noyield" : "", NULL, 0, &id),
+        MF_OK);
     assert_true(vm_wait_console(&c, id, "ready"));
     while (done < sizeof text - 1) {
         struct mf_args_console_write a = {.vm = id, .count = (uint32_t)sizeof text - 1 - done};
@@ -383,7 +393,7 @@ static void out_of_memory(void **state)
         assert_int_equal(vm_remove(&s, ids[i]), MF_OK);
     }
     assert_true(heap_is_whole(&s));
-    assert_int_equal(vm_launch(&s, "after", 4 * MIB, "hello.elf", "", NULL, 0, &id), MF_OK);
+    assert_int_equal(vm_launch(&s, "after", 2 * MIB, "hello.elf", "", NULL, 0, &id), MF_OK);
     assert_true(vm_wait_off(&s, id, &info));
     assert_int_equal(info.end.reason, MF_END_POWEROFF);
     client_close(&s);

@@ -191,7 +191,6 @@ static void bad_configurations(void **state)
         {1 << 20, 0, 0, 0, 0, 0, "vcpus", MF_E_RANGE},
         {1 << 20, 9999, 0, 0, 0, 0, "vcpus", MF_E_RANGE},
         {1 << 20, 1, 9, 0, 0, 0, "engine", MF_E_RANGE},
-        {1 << 20, 1, MF_ENGINE_KVM, 0, 0, 0, "engine", MF_E_NOT_SUPPORTED},
         {1 << 20, 1, 0, 0x80, 0, 0, "flags", MF_E_RESERVED},
         {1 << 20, 1, 0, 0, 10001, 0, "weight", MF_E_RANGE},
         {1 << 20, 1, 0, 0, 0, 101, "cap", MF_E_RANGE},

@@ -12,7 +12,8 @@ from util import Case, Daemon, PATIENCE, guest, until
 XML = {"Content-Type": "application/xml"}
 END_MEMBERS = {"reason", "code", "create_ns", "start_ns", "run_ns", "unreachable_ns", "returned_ns",
                "instructions", "loops", "loops_per_pass", "entries_removed", "tables_freed",
-               "roots_freed", "frames_returned", "steps", "step_max_ns", "teardown", "detail"}
+               "roots_freed", "frames_returned", "steps", "step_max_ns", "engine", "kernel_ns",
+               "teardown", "detail"}
 
 
 class Lifecycle(Case):
@@ -272,8 +273,9 @@ class Lifecycle(Case):
         self.assertEqual(host["memory"], 4 << 30)
         self.assertEqual(host["abi"], 1)
         self.assertTrue(host["engines"]["soft"]["usable"])
-        self.assertFalse(host["engines"]["kvm"]["usable"])
-        self.assertTrue(host["engines"]["kvm"]["why"])
+        # Whatever this machine has: not usable, and then why.
+        kvm = host["engines"]["kvm"]
+        self.assertEqual(kvm["usable"], not kvm.get("why"))
         self.assertEqual(host["core"]["pid"], self.d.core_pid())
         self.assertRegex(host["core"]["instance"], "^[0-9a-f]{32}$")
         heap = self.d.heap()

@@ -127,3 +127,29 @@ const struct engine_ops *engine_soft(void)
 
     return &ops;
 }
+
+static enum mf_status probe_none(const char **why)
+{
+    *why = "scripted";
+    return MF_E_NOT_SUPPORTED;
+}
+
+static void setup_none(const struct engine_setup *s)
+{
+    (void)s;
+}
+
+static void drain_none(void)
+{
+}
+
+const struct engine_ops *engine_kvm(void)
+{
+    static const struct engine_ops ops = {.name = "kvm",
+                                          .kind = ENGINE_KVM,
+                                          .probe = probe_none,
+                                          .setup = setup_none,
+                                          .drain = drain_none};
+
+    return &ops;
+}
