@@ -37,10 +37,11 @@
 
 /* One CPU's. All masks are of frames whose bits are set: to everybody else they are in use. */
 struct slot {
-    _Alignas(64) uint64_t mask; /* reserved, to be given */
-    uint64_t base;              /* the first frame of their word, NO_WORD: none yet */
-    uint64_t back;              /* freed and collected */
+    _Alignas(128) uint64_t mask; /* reserved, to be given */
+    uint64_t base;               /* the first frame of their word, NO_WORD: none yet */
+    uint64_t back;               /* freed and collected */
     uint64_t back_base;
+    uint64_t huge;  /* a whole group that was freed last and is given next; NO_WORD: none */
     uint64_t start; /* group where it begins to look */
     uint64_t large; /* where it begins to look for whole groups */
 };
@@ -60,14 +61,14 @@ static inline struct bitmap *of(const struct mf_alloc_env *env)
     return env->meta;
 }
 
-static uint64_t up64(uint64_t n)
+static uint64_t up128(uint64_t n)
 {
-    return (n + 63) & ~UINT64_C(63);
+    return (n + 127) & ~UINT64_C(127);
 }
 
 static uint64_t layout(uint64_t nr_frames, uint32_t nr_cpus, struct bitmap *b)
 {
-    uint64_t groups = (nr_frames + GROUP - 1) / GROUP, at = up64(sizeof *b);
+    uint64_t groups = (nr_frames + GROUP - 1) / GROUP, at = up128(sizeof *b);
     uint8_t *base = (uint8_t *)b;
 
     if (b)
@@ -75,13 +76,13 @@ static uint64_t layout(uint64_t nr_frames, uint32_t nr_cpus, struct bitmap *b)
     at += nr_cpus * sizeof(struct slot);
     if (b)
         b->full = (_Atomic uint64_t *)(void *)(base + at);
-    at += up64((groups + 63) / 64 * 8);
+    at += up128((groups + 63) / 64 * 8);
     if (b)
         b->full64 = (_Atomic uint64_t *)(void *)(base + at);
-    at += up64((groups + 4095) / 4096 * 8);
+    at += up128((groups + 4095) / 4096 * 8);
     if (b)
         b->group = (_Atomic uint16_t *)(void *)(base + at);
-    at += up64(groups * 2);
+    at += up128(groups * 2);
     if (b)
         b->bits = (_Atomic uint64_t *)(void *)(base + at);
     at += groups * WORDS * 8;
@@ -106,7 +107,7 @@ static int bitmap_init(const struct mf_alloc_env *env)
     layout(env->nr_frames, env->nr_cpus, b);
     /* Each CPU begins in a part of its own, so that they meet late. */
     for (uint32_t i = 0; i < env->nr_cpus; i++) {
-        b->slot[i].base = b->slot[i].back_base = NO_WORD;
+        b->slot[i].base = b->slot[i].back_base = b->slot[i].huge = NO_WORD;
         b->slot[i].start = b->slot[i].large = b->groups / env->nr_cpus * i;
     }
     return MF_PL_OK;
@@ -383,8 +384,10 @@ static void slot_empty(struct bitmap *b, struct slot *s)
 {
     give_word(b, s->base, s->mask);
     give_word(b, s->back_base, s->back);
+    if (s->huge != NO_WORD)
+        give_group(b, s->huge);
     s->mask = s->back = 0;
-    s->base = s->back_base = NO_WORD;
+    s->base = s->back_base = s->huge = NO_WORD;
 }
 
 /* Reserves what is free in the first word of the group that has something. */
@@ -443,6 +446,14 @@ static inline bool alloc_one(struct bitmap *b, struct slot *s, uint64_t *first)
     return true;
 }
 
+/* Collects what is freed into another word from now on. */
+static __attribute__((noinline)) void start_back(struct bitmap *b, struct slot *s, uint64_t base)
+{
+    give_word(b, s->back_base, s->back);
+    s->back_base = base;
+    s->back = 0;
+}
+
 static inline void free_one(struct bitmap *b, struct slot *s, uint64_t first)
 {
     uint64_t base = first & ~UINT64_C(63), bit = UINT64_C(1) << first % 64;
@@ -451,12 +462,23 @@ static inline void free_one(struct bitmap *b, struct slot *s, uint64_t first)
         s->mask |= bit;
         return;
     }
-    if (base != s->back_base) {
-        give_word(b, s->back_base, s->back);
-        s->back_base = base;
-        s->back = 0;
-    }
+    if (base != s->back_base)
+        start_back(b, s, base);
     s->back |= bit;
+}
+
+/* Keeps the group for the next who wants one and gives the one kept before to all. */
+static void free_huge(struct bitmap *b, struct slot *s, uint64_t g)
+{
+    if (!(atomic_load_explicit(&b->group[g], memory_order_relaxed) & WHOLE)) {
+        give_group(b, g); /* taken in parts */
+        return;
+    }
+    if (s->huge != NO_WORD) {
+        s->large = s->huge;
+        give_group(b, s->huge);
+    }
+    s->huge = g;
 }
 
 static void bitmap_drain(const struct mf_alloc_env *env)
@@ -488,12 +510,9 @@ static void forget_full(struct bitmap *b)
         atomic_store(&b->full64[i], 0);
 }
 
-static int bitmap_alloc(const struct mf_alloc_env *env, uint32_t cpu, uint32_t order,
-                        uint64_t *first)
+static __attribute__((noinline)) int alloc_searching(struct bitmap *b, struct slot *s,
+                                                     uint32_t order, uint64_t *first)
 {
-    struct bitmap *b = of(env);
-    struct slot *s = &b->slot[cpu];
-
     if (order > MF_ORDER_MAX || !atomic_load_explicit(&b->added, memory_order_relaxed))
         return MF_PL_NO_MEMORY;
     if (alloc_any(b, s, order, first))
@@ -503,6 +522,37 @@ static int bitmap_alloc(const struct mf_alloc_env *env, uint32_t cpu, uint32_t o
     return alloc_any(b, s, order, first) ? MF_PL_OK : MF_PL_NO_MEMORY;
 }
 
+static int bitmap_alloc(const struct mf_alloc_env *env, uint32_t cpu, uint32_t order,
+                        uint64_t *first)
+{
+    struct bitmap *b = of(env);
+    struct slot *s = &b->slot[cpu];
+
+    if (!order && s->mask) {
+        *first = s->base + (unsigned)__builtin_ctzll(s->mask);
+        s->mask &= s->mask - 1;
+        return MF_PL_OK;
+    }
+    if (order == GROUP_ORDER && s->huge != NO_WORD) {
+        *first = s->huge * GROUP;
+        s->huge = NO_WORD;
+        return MF_PL_OK;
+    }
+    return alloc_searching(b, s, order, first);
+}
+
+static __attribute__((noinline)) void free_large(struct bitmap *b, struct slot *s, uint64_t first,
+                                                 uint32_t order)
+{
+    if (order < GROUP_ORDER) {
+        give_small(b, first, order);
+        return;
+    }
+    s->large = first / GROUP;
+    for (uint64_t i = 0; i < UINT64_C(1) << (order - GROUP_ORDER); i++)
+        give_group(b, first / GROUP + i);
+}
+
 static int bitmap_free(const struct mf_alloc_env *env, uint32_t cpu, uint64_t first, uint32_t order)
 {
     struct bitmap *b = of(env);
@@ -510,15 +560,12 @@ static int bitmap_free(const struct mf_alloc_env *env, uint32_t cpu, uint64_t fi
 
     if (order > MF_ORDER_MAX || first >= env->nr_frames)
         return MF_PL_RANGE;
-    if (!order) {
+    if (!order)
         free_one(b, s, first);
-    } else if (order < GROUP_ORDER) {
-        give_small(b, first, order);
-    } else {
-        s->large = first / GROUP;
-        for (uint64_t i = 0; i < UINT64_C(1) << (order - GROUP_ORDER); i++)
-            give_group(b, first / GROUP + i);
-    }
+    else if (order == GROUP_ORDER)
+        free_huge(b, s, first / GROUP);
+    else
+        free_large(b, s, first, order);
     return MF_PL_OK;
 }
 
@@ -722,7 +769,8 @@ static void bitmap_stats(const struct mf_alloc_env *env, struct mf_alloc_stats *
     }
     for (uint32_t i = 0; i < env->nr_cpus; i++)
         out->cached += (uint64_t)(__builtin_popcountll(b->slot[i].mask) +
-                                  __builtin_popcountll(b->slot[i].back));
+                                  __builtin_popcountll(b->slot[i].back)) +
+                       (b->slot[i].huge != NO_WORD ? GROUP : 0);
     out->free_frames += out->cached;
 }
 

@@ -55,13 +55,13 @@ struct level {
 
 /* A ring: the newest is at top - 1. */
 struct cache {
-    _Alignas(64) uint32_t top, n;
+    _Alignas(128) uint32_t top, n;
     uint32_t frame[CACHE];
 };
 
 struct buddy {
     struct cache *cache;
-    _Alignas(64) atomic_flag held;
+    _Alignas(128) atomic_flag held;
     /* Under held, or when the core lets nobody else in. */
     uint64_t free;   /* frames in the lists */
     uint32_t orders; /* bit k: there is a free block of order k */
@@ -95,7 +95,7 @@ static uint64_t level_records(uint64_t nr_frames, unsigned l)
 /* Lays the arrays out; the densest in front, so that a young heap lives in a few pages. */
 static uint64_t layout(uint64_t nr_frames, uint32_t nr_cpus, struct buddy *b)
 {
-    uint64_t at = round_up(sizeof(struct buddy), 64);
+    uint64_t at = round_up(sizeof(struct buddy), 128);
     uint8_t *base = (uint8_t *)b;
 
     if (b)

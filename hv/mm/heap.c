@@ -6,6 +6,9 @@
 
 #include "hv/mm/heap_impl.h"
 
+/* Kept out of the way of an allocation or a free that has nothing special about it. */
+#define SLOW_PATH __attribute__((noinline, cold))
+
 static uint64_t round_page(uint64_t n)
 {
     return (n + FRAME_SIZE - 1) & ~(FRAME_SIZE - 1);
@@ -114,8 +117,8 @@ struct heap_slot *heap_keep_one(struct heap *h, unsigned cpu, bool *shared)
     return s;
 }
 
-static void log_refusal(struct heap *h, const char *what, uint64_t m, unsigned order,
-                        uint32_t owner)
+static SLOW_PATH void log_refusal(struct heap *h, const char *what, uint64_t m, unsigned order,
+                                  uint32_t owner)
 {
     struct mm_line l = {0};
 
@@ -144,8 +147,8 @@ struct taken {
  * Takes a block from the allocator and claims it in the frame table. Slot locked. A block that the
  * table does not know as free stays whose it is; the allocator has lost the right to it.
  */
-static enum mf_status take_block(struct heap *h, struct heap_slot *s, bool shared, unsigned cpu,
-                                 unsigned order, struct taken *t)
+static inline enum mf_status take_block(struct heap *h, struct heap_slot *s, bool shared,
+                                        unsigned cpu, unsigned order, struct taken *t)
 {
     const struct heap_allocator *a = &h->alloc;
     int rc;
@@ -165,8 +168,8 @@ static enum mf_status take_block(struct heap *h, struct heap_slot *s, bool share
 }
 
 /* Free memory may lie in the caches of other CPUs: drains them, alone, and asks again. */
-static enum mf_status take_drained(struct heap *h, struct heap_slot **s, bool *shared, unsigned cpu,
-                                   unsigned order, struct taken *t)
+static SLOW_PATH enum mf_status take_drained(struct heap *h, struct heap_slot **s, bool *shared,
+                                             unsigned cpu, unsigned order, struct taken *t)
 {
     const struct heap_allocator *a = &h->alloc;
     enum mf_status st;
@@ -204,8 +207,8 @@ static inline void settle_block(struct heap *h, struct heap_slot *s, unsigned or
 }
 
 /* What is left to do for a dirty block without the lock: makes it clean. */
-static void clean_block(struct heap *h, unsigned order, uint32_t owner, unsigned flags,
-                        const struct taken *t)
+static SLOW_PATH void clean_block(struct heap *h, unsigned order, uint32_t owner, unsigned flags,
+                                  const struct taken *t)
 {
     uint32_t same = flags & HEAP_ZERO ? OWNER_NONE : owner;
 
@@ -288,8 +291,8 @@ static enum mf_status check_free(struct heap *h, uint64_t m, union frame_head he
 }
 
 /* Remembers who freed a block of which parts may come back to the same owner as they are. */
-static void note_last(struct heap *h, struct frame *f, uint64_t m, union frame_head head,
-                      bool clean)
+static inline void note_last(struct heap *h, struct frame *f, uint64_t m, union frame_head head,
+                             bool clean)
 {
     bool noted = !clean && (!head.f.order || head.f.order >= GROUP_ORDER);
 
@@ -300,8 +303,8 @@ static void note_last(struct heap *h, struct frame *f, uint64_t m, union frame_h
 }
 
 /* One free with the slot locked. `clean`: the frames are known to be zero. */
-static enum mf_status free_block(struct heap *h, struct heap_slot *s, bool shared, unsigned cpu,
-                                 uint64_t m, union frame_head head, bool clean)
+static inline enum mf_status free_block(struct heap *h, struct heap_slot *s, bool shared,
+                                        unsigned cpu, uint64_t m, union frame_head head, bool clean)
 {
     const struct heap_allocator *a = &h->alloc;
     struct frame *f = heap_rec(h, mfn(m));
@@ -329,7 +332,7 @@ static enum mf_status free_block(struct heap *h, struct heap_slot *s, bool share
     return lost ? MF_E_PLUGIN : MF_OK;
 }
 
-static void count_refusal(struct heap_slot *s, enum mf_status st)
+static SLOW_PATH void count_refusal(struct heap_slot *s, enum mf_status st)
 {
     if (st == MF_E_DOUBLE_FREE)
         s->refused[REFUSED_DOUBLE]++;
@@ -346,7 +349,7 @@ static void count_refusal(struct heap_slot *s, enum mf_status st)
  * Scrubs a block that is on its way out, without the lock: its record says LEAVING, so that nobody
  * frees it a second time meanwhile. False when it no longer was what *head says.
  */
-static bool scrub_leaving(struct heap *h, uint64_t m, union frame_head *head)
+static SLOW_PATH bool scrub_leaving(struct heap *h, uint64_t m, union frame_head *head)
 {
     union frame_head to = *head;
 

@@ -34,7 +34,7 @@ enum { REFUSED_DOUBLE, REFUSED_ORDER, REFUSED_OWNER, REFUSED_PLUGIN, REFUSED_KIN
 #define HEAP_UNLIMITED    (INT64_MAX / 2) /* quota at hand for an owner that has no record */
 
 struct heap_slot {
-    _Alignas(64) struct mm_lock lock;
+    _Alignas(128) struct mm_lock lock; /* two lines: CPUs fetch neighbours */
     /* Under lock. */
     uint32_t owner; /* whose quota and claim are at hand here; OWNER_NONE: nobody's */
     int64_t quota;  /* frames it may still take here */

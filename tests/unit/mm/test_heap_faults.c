@@ -30,8 +30,9 @@ static void alone_init(struct alone *a, const char *name, uint64_t frames)
     a->ops = mm_test_allocator(name);
     a->env = (struct mf_alloc_env){.size = sizeof a->env, .nr_cpus = 2, .nr_frames = frames};
     a->env.meta_size = a->ops->meta_size(frames, 2);
-    a->env.meta = calloc(1, a->env.meta_size);
+    a->env.meta = aligned_alloc(FRAME_SIZE, a->env.meta_size);
     assert_non_null(a->env.meta);
+    memset(a->env.meta, 0, a->env.meta_size);
     assert_int_equal(a->ops->init(&a->env), MF_PL_OK);
 }
 
