@@ -302,7 +302,7 @@ int main(int argc, char **argv)
     }
     vmm_set_engine(&core.vmm, o.engine, o.kvm_pool);
     /* Opened here, before the sandbox. */
-    if (engine_kvm()->probe(&why))
+    if (engine_kvm()->probe(&why) || *why)
         log_line(o.engine == MF_ENGINE_KVM ? LOG_WARNING : LOG_INFO, "engine kvm: %s", why);
     ok = serve(&core, &o, signals);
     core_fini(&core);

@@ -193,7 +193,7 @@ struct mf_reply_host_info {
     uint32_t vms_running;
     uint32_t engine_soft; /* 1: usable */
     uint32_t engine_kvm;
-    char engine_kvm_why[96]; /* why not, empty when usable */
+    char engine_kvm_why[96]; /* why not; usable: empty, or why only VMs that ask for it get it */
     char version[32];
     char teardown_default[MF_NAME_MAX];
     uint64_t vms_created; /* since start */

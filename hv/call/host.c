@@ -40,7 +40,7 @@ enum mf_status handle_HOST_INFO(struct call *c)
     r->vms_running = atomic_load(&core->vmm.running);
     r->engine_soft = engine_soft()->probe(&why) == MF_OK;
     r->engine_kvm = engine_kvm()->probe(&why) == MF_OK;
-    snprintf(r->engine_kvm_why, sizeof r->engine_kvm_why, "%s", r->engine_kvm ? "" : why);
+    snprintf(r->engine_kvm_why, sizeof r->engine_kvm_why, "%s", why);
     snprintf(r->version, sizeof r->version, "%s", MAYFLY_VERSION);
     strategies_default_name(&c->core->strategies, r->teardown_default);
     r->vms_created = core->vmm.vms_created;

@@ -181,7 +181,8 @@ struct engine_setup {
 struct engine_ops {
     const char *name;
     enum mf_engine_kind { ENGINE_SOFT = 1, ENGINE_KVM = 2 } kind;
-    /* MF_OK when it can work here; else *why (static string). */
+    /* MF_OK when it can work here; else *why (static string). With MF_OK *why is empty, or the
+     * reason why it is only for VMs that ask for it. */
     enum mf_status (*probe)(const char **why);
     enum mf_status (*vm_init)(struct engine_vm *vm);
     void (*vm_fini)(struct engine_vm *vm);

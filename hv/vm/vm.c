@@ -227,7 +227,7 @@ static const struct engine_ops *choose_engine(const struct vmm *m, uint32_t want
         want = m->engine;
     if (want == MF_ENGINE_SOFT)
         return engine_soft();
-    if (engine_kvm()->probe(why) == MF_OK)
+    if (engine_kvm()->probe(why) == MF_OK && (want == MF_ENGINE_KVM || !**why))
         return engine_kvm();
     return want == MF_ENGINE_KVM ? NULL : engine_soft();
 }

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "hv/cpu/kvm/selftest.h"
 #include "hv/cpu/kvm/sys.h"
 
 #define DEVICE "/dev/kvm"
@@ -96,7 +97,12 @@ static enum mf_status try_vm(void)
         vm = kvm_ioctl(host.fd, KVM_CREATE_VM, 0);
     while (vm < 0 && errno == EINTR);
     if (vm >= 0) {
+        int size = kvm_ioctl(host.fd, KVM_GET_VCPU_MMAP_SIZE, 0);
+
+        host.full = size > 0 && kvm_selftest(vm, (size_t)size);
         kvm_sys()->close(vm);
+        if (!host.full)
+            say(MF_OK, "only on request: this KVM does not run a kernel's breakpoint");
         return MF_OK;
     }
     if (errno == EBUSY)

@@ -18,6 +18,7 @@ struct kvm_host {
     int fd;          /* /dev/kvm, -1: not usable */
     size_t run_size; /* of a vCPU's shared page */
     unsigned max_slots, max_vcpus;
+    bool full;        /* it runs real kernels, see selftest.h */
     bool user_msrs;   /* MSRs can be given to the machine */
     bool hypercalls;  /* a guest's VMCALL can be had (KVM's Xen interception) */
     bool tsc_control; /* the guest's TSC can run at another rate than the host's */
@@ -32,7 +33,8 @@ struct kvm_host {
 
 /*
  * Opens and checks, once it succeeded no more. MF_OK, or MF_E_NOT_SUPPORTED, MF_E_PERM, MF_E_BUSY
- * and *why, a sentence in static storage that the next call may change.
+ * and *why, a sentence in static storage that the next call may change. With MF_OK it is empty, or
+ * says why this KVM should only be used where it is asked for.
  */
 enum mf_status kvm_host_open(const char **why);
 /* Forgets the answer and closes. No VM may exist. */
