@@ -391,6 +391,7 @@ enum mf_status s2_viewer_add(struct stage2 *s2, struct s2_viewer *v)
         atomic_store(&v->inside, 0);
         atomic_store(&v->seen, atomic_load(&s2->epoch));
         v->s2 = s2;
+        v->epoch = &s2->epoch;
         s2->viewer[s2->nr_viewers++] = v;
         st = MF_OK;
     }
@@ -431,12 +432,6 @@ bool s2_viewer_enter(struct s2_viewer *v)
 void s2_viewer_leave(struct s2_viewer *v)
 {
     atomic_store_explicit(&v->inside, 0, memory_order_release);
-}
-
-bool s2_viewer_stale(const struct s2_viewer *v)
-{
-    return atomic_load_explicit(&v->s2->epoch, memory_order_relaxed) !=
-           atomic_load_explicit(&v->seen, memory_order_relaxed);
 }
 
 void s2_viewer_ack(struct s2_viewer *v)

@@ -38,6 +38,7 @@ struct s2_viewer {
     _Atomic uint64_t seen; /* epoch acknowledged */
     _Atomic uint32_t inside;
     struct stage2 *s2;
+    const _Atomic uint64_t *epoch; /* of s2 */
 };
 
 /* RAM: guest frames that are backed on demand. */
@@ -79,7 +80,11 @@ enum mf_status s2_viewer_add(struct stage2 *s2, struct s2_viewer *v);
 void s2_viewer_remove(struct s2_viewer *v);
 bool s2_viewer_enter(struct s2_viewer *v);
 void s2_viewer_leave(struct s2_viewer *v);
-bool s2_viewer_stale(const struct s2_viewer *v);
+static inline bool s2_viewer_stale(const struct s2_viewer *v)
+{
+    return atomic_load_explicit(v->epoch, memory_order_relaxed) !=
+           atomic_load_explicit(&v->seen, memory_order_relaxed);
+}
 void s2_viewer_ack(struct s2_viewer *v);
 
 /*

@@ -16,7 +16,7 @@
 
 struct code_page {
     uint64_t gfn;
-    uint8_t mode;
+    uint8_t kind;     /* decode mode, and 4: user */
     uint64_t epoch;   /* of the cache, when the bytes were last known to be those in memory */
     uint64_t serial;  /* of the VM in which the frame is watched for this page */
     uint64_t watched; /* generation for soft_vm_settled */
@@ -38,7 +38,7 @@ struct stored_block {
 #define SLOTS 4096u
 
 struct block_slot {
-    uint64_t key; /* address << 2 | mode */
+    uint64_t key; /* address << 3 | kind */
     uint64_t gen;
     struct block *block;
 };
@@ -103,10 +103,17 @@ void code_cache_destroy(struct code_cache *cc)
     free(cc);
 }
 
+/* Slots and links hold no longer. */
+static void code_void(struct cpu *c)
+{
+    c->code->gen++;
+    c->map_gen++;
+}
+
 void code_doubt_all(struct cpu *c)
 {
     c->code->epoch++;
-    c->code->gen++;
+    code_void(c);
     c->smc = true;
 }
 
@@ -119,7 +126,7 @@ void code_cache_trim(struct code_cache *cc)
 static void doubt(struct cpu *c, struct code_page *p)
 {
     p->epoch = 0;
-    c->code->gen++;
+    code_void(c);
     c->smc = true;
 }
 
@@ -145,23 +152,28 @@ void code_written(struct cpu *c, uint64_t at, unsigned size)
 
 /* ---- lookup */
 
+static unsigned code_kind(const struct cpu *c)
+{
+    return c->mode | (c->cpl == 3 ? 4u : 0);
+}
+
 static struct code_page *page_get(struct cpu *c, uint64_t g)
 {
     struct code_cache *cc = c->code;
     struct code_page *p;
 
     for (p = cc->bucket[bucket_of(g)]; p; p = p->next)
-        if (p->gfn == g && p->mode == c->mode)
+        if (p->gfn == g && p->kind == code_kind(c))
             return p;
     if (cc->nr_pages >= PAGES_MAX) {
         cache_empty(cc);
-        c->code->gen++;
+        code_void(c);
     }
     p = calloc(1, sizeof *p);
     if (!p)
         return NULL;
     p->gfn = g;
-    p->mode = c->mode;
+    p->kind = (uint8_t)code_kind(c);
     p->epoch = cc->epoch;
     p->next = cc->bucket[bucket_of(g)];
     cc->bucket[bucket_of(g)] = p;
@@ -195,7 +207,7 @@ static void page_check(struct cpu *c, struct code_page *p, const uint8_t *host)
 
         if (!guest_same(p->bytes + at, host + at, 1u << LINE_SHIFT)) {
             page_clear(p);
-            c->code->gen++;
+            code_void(c);
             break;
         }
     }
@@ -243,7 +255,7 @@ static struct block *page_decode(struct cpu *c, struct code_page *p, const uint8
     if (!s)
         return NULL;
     memcpy(s->ops, ops, (n + 1) * sizeof ops[0]);
-    s->b = (struct block){s->ops, n};
+    s->b = (struct block){.ops = s->ops, .nr = n};
     s->at = at;
     s->next = p->head[at % HEADS];
     p->head[at % HEADS] = s;
@@ -272,7 +284,7 @@ static struct block *cross_decode(struct cpu *c, uint64_t lin, const uint8_t *ho
     memset(c->code->cross_ops, 0, sizeof c->code->cross_ops);
     decode_op(c->mode, bytes, INSN_MAX, &c->code->cross_ops[0]);
     c->decodes++;
-    c->code->cross = (struct block){c->code->cross_ops, 1};
+    c->code->cross = (struct block){.ops = c->code->cross_ops, .nr = 1};
     c->code->lasting = false;
     return &c->code->cross;
 }
@@ -346,8 +358,9 @@ struct block *code_find(struct cpu *c)
 
     if (!code_lin(c, &lin) || !code_host(c, lin, &host, &g))
         return NULL;
-    key = (g << FRAME_SHIFT | PAGE_OFFS(lin)) << 2 | c->mode;
-    slot = &cc->slot[(key >> 2 ^ key >> 13) % SLOTS];
+    key = (g << FRAME_SHIFT | PAGE_OFFS(lin)) << 3 | code_kind(c);
+    slot = &cc->slot[(key >> 3 ^ key >> 14) % SLOTS];
+    cc->lasting = true;
     if (likely(slot->key == key && slot->gen == cc->gen))
         return slot->block;
     p = page_get(c, g);
@@ -359,4 +372,27 @@ struct block *code_find(struct cpu *c)
     if (b && cc->lasting)
         *slot = (struct block_slot){key, cc->gen, b};
     return b;
+}
+
+struct block *code_follow(struct cpu *c, struct block *b, uint64_t from)
+{
+    struct code_cache *cc = c->code;
+    uint64_t gen = cc->gen, rip = c->rip;
+    struct block *to;
+
+    if (likely(c->linkable))
+        for (unsigned i = 0; i < LINKS; i++) {
+            const struct link *l = &b->link[i];
+
+            if (likely(l->rip == rip) && l->stamp == (l->far ? c->map_gen : cc->gen))
+                return l->to;
+        }
+    to = code_find(c);
+    if (to && c->linkable && cc->lasting && cc->gen == gen && b != &cc->cross) {
+        bool far = ((from ^ rip) & PAGE_MASK) != 0;
+
+        b->link[b->turn] = (struct link){rip, far ? c->map_gen : gen, to, far};
+        b->turn = (b->turn + 1) % LINKS;
+    }
+    return to;
 }

@@ -15,9 +15,25 @@
 
 #define BLOCK_OPS 32u
 
+/*
+ * Where a block led to the last times. A link inside a page holds while the decoded bytes do, one
+ * to another page while the address space does, too. Blocks of user and of kernel mode are never
+ * the same, so that a link needs no check of rights.
+ */
+struct link {
+    uint64_t rip;
+    uint64_t stamp; /* generation of either kind */
+    struct block *to;
+    bool far; /* another page */
+};
+
+#define LINKS 2u
+
 struct block {
     struct op *ops; /* ends with an op without handler */
     unsigned nr;
+    unsigned turn; /* the link to be replaced next */
+    struct link link[LINKS];
 };
 
 struct code_cache *code_cache_create(void);
@@ -28,6 +44,8 @@ void code_cache_destroy(struct code_cache *cc);
 void code_doubt_all(struct cpu *c);
 /* The block at c->rip: cached, or decoded now. NULL: exception or exit queued. */
 struct block *code_find(struct cpu *c);
+/* The same, coming from the end of `b`, which was entered at `from`. */
+struct block *code_follow(struct cpu *c, struct block *b, uint64_t from);
 /* The pages of frame `gfn` must be. */
 void code_doubt(struct cpu *c, uint64_t gfn);
 /* This vCPU wrote `size` bytes at guest-physical `gpa`, inside one page. */

@@ -8,9 +8,9 @@
  *   run -> block -> op->fn(c, op) == R_OK -> op + 1 ... -> the op without handler ends the block
  *
  * A handler that cannot finish changes nothing that the guest sees, queues an exception or an exit
- * and returns R_STOP; one that changed the way on (branch, mode, end of slice) returns R_BREAK with
- * c->rip set. While a handler runs c->rip is the address of its instruction, c->next the one behind
- * it.
+ * and returns R_STOP; a near branch returns R_BREAK and one that changed more of the way on (mode,
+ * interrupt flag, end of slice) R_LOOK, with c->rip set. While a handler runs c->rip is the address
+ * of its instruction, c->next the one behind it.
  */
 #ifndef MAYFLY_CPU_SOFT_CPU_H
 #define MAYFLY_CPU_SOFT_CPU_H
@@ -31,7 +31,7 @@
 struct cpu;
 struct op;
 
-enum op_result { R_OK, R_BREAK, R_STOP };
+enum op_result { R_OK, R_BREAK, R_LOOK, R_STOP };
 typedef enum op_result (*op_fn)(struct cpu *c, const struct op *op);
 
 struct op {
@@ -101,6 +101,7 @@ struct cpu {
     uint64_t rip, next;
     struct tlb_entry *tlb; /* of the present privilege */
     uint8_t cpl, mode, stack_size;
+    bool linkable;               /* code addresses are linear ones: blocks may be linked */
     uint8_t checked;             /* bit per segment: accesses through it need mmu_seg */
     uint64_t seg_base[CPU_SEGS]; /* what is added, zero where 64-bit code ignores the base */
     struct vcpu *v;
@@ -112,6 +113,7 @@ struct cpu {
     bool smc;    /* code of this vCPU was written: blocks must be looked up anew */
     bool shadow; /* no interrupt before the next instruction ends */
     bool shadow_next;
+    bool shadow_stack;      /* by a load of SS: no trap of single step either */
     uint64_t count, budget; /* instructions of this run */
 
     struct cpu_segment seg[CPU_SEGS], ldtr, tr;
@@ -140,6 +142,7 @@ struct cpu {
     struct cpu *next_free; /* in the pool; of the VM's list otherwise */
     struct code_cache *code;
     uint64_t tlb_gen, ptlb_gen; /* low 12 bits of a tag */
+    uint64_t map_gen;           /* moves whenever a linear address may lead to another block */
     struct ptlb_entry ptlb[PTLB_SIZE];
     struct tlb_entry tlbs[2][TLB_SIZE]; /* supervisor, user */
 };
@@ -270,19 +273,26 @@ static inline bool cpu_bad_access(struct cpu *c, uint64_t at)
     return cpu_leave(c, CPU_EXIT_BAD_ACCESS);
 }
 
-/* The run ends with `e` behind this instruction. */
-static inline enum op_result op_leave(struct cpu *c, enum cpu_exit e)
-{
-    c->rip = c->next;
-    c->exit = e;
-    c->exiting = true;
-    return R_BREAK;
-}
-
+/* A near branch: nothing but the address has changed. */
 static inline enum op_result op_jump(struct cpu *c, uint64_t ip)
 {
     c->rip = ip;
     return R_BREAK;
+}
+
+/* Goes on at `ip` after a look at everything that may have changed. */
+static inline enum op_result op_look(struct cpu *c, uint64_t ip)
+{
+    c->rip = ip;
+    return R_LOOK;
+}
+
+/* The run ends with `e` behind this instruction. */
+static inline enum op_result op_leave(struct cpu *c, enum cpu_exit e)
+{
+    c->exit = e;
+    c->exiting = true;
+    return op_look(c, c->next);
 }
 
 static inline uint64_t size_mask(unsigned size)

@@ -5,8 +5,7 @@
 #include <string.h>
 
 #include "hv/cpu/soft/code.h"
-#include "hv/cpu/soft/exc.h"
-#include "hv/cpu/soft/flags.h"
+#include "hv/cpu/soft/run.h"
 #include "hv/cpu/soft/fp.h"
 #include "hv/cpu/soft/mmu.h"
 #include "hv/cpu/soft/soft_vm.h"
@@ -87,13 +86,6 @@ static void soft_vm_fini(struct engine_vm *vm)
     vm->priv = NULL;
 }
 
-/* Everything that was translated or decoded may be something else now. */
-static void forget_memory(struct cpu *c)
-{
-    mmu_flush_all(c);
-    code_doubt_all(c);
-}
-
 static enum mf_status soft_vcpu_init(struct vcpu *v)
 {
     struct cpu *c = pool_get();
@@ -111,7 +103,7 @@ static enum mf_status soft_vcpu_init(struct vcpu *v)
         return st;
     }
     soft_vm_add(v->vm->priv, c);
-    forget_memory(c);
+    run_forget(c);
     cpu_state_reset(&reset);
     cpu_load_state(c, &reset);
     v->priv = c;
@@ -173,176 +165,7 @@ static void soft_page_written(struct engine_vm *vm, gfn_t g)
         soft_vm_written(s, NULL, g.v);
 }
 
-/* ---- run loop */
-
-static bool queue_interrupt(struct cpu *c, unsigned vec)
-{
-    c->exc = (struct cpu_exc){.vec = (uint8_t)vec, .pending = true, .external = true};
-    c->halted = false;
-    return true;
-}
-
-/* INIT keeps the clock and where the LAPIC is. vCPU 0 goes on at the reset vector. */
-static void take_init(struct cpu *c)
-{
-    struct cpu_state s;
-
-    cpu_state_reset(&s);
-    s.tsc_offset = c->tsc_offset;
-    s.apic_base = c->apic_base;
-    s.wait_sipi = c->v->index != 0;
-    c->exc.pending = false;
-    cpu_load_state(c, &s);
-}
-
-static void take_sipi(struct cpu *c)
-{
-    uint64_t vector = atomic_load(&c->v->sipi_vector);
-
-    if (!c->wait_sipi)
-        return;
-    c->wait_sipi = false;
-    c->rip = 0;
-    c->seg[CPU_CS].selector = (uint16_t)(vector << 8);
-    c->seg[CPU_CS].base = vector << 12;
-    cpu_update_mode(c);
-}
-
-/* True: something changed, look again before going on. */
-static bool serve_start(struct cpu *c, uint32_t events)
-{
-    if (events & CPU_EVENT_INIT) {
-        atomic_fetch_and(&c->v->events, ~CPU_EVENT_INIT);
-        take_init(c);
-        return true;
-    }
-    if (events & CPU_EVENT_SIPI) {
-        atomic_fetch_and(&c->v->events, ~CPU_EVENT_SIPI);
-        take_sipi(c);
-        return true;
-    }
-    return false;
-}
-
-/* Serves what others asked for. True: something is queued, look again before going on. */
-static bool serve_events(struct cpu *c)
-{
-    uint32_t events = atomic_load_explicit(&c->v->events, memory_order_acquire);
-    int vec;
-
-    if (likely(!events))
-        return false;
-    if (events & CPU_EVENT_KICK) {
-        atomic_fetch_and(&c->v->events, ~CPU_EVENT_KICK);
-        return !cpu_leave(c, CPU_EXIT_EVENT);
-    }
-    if (unlikely(events & (CPU_EVENT_INIT | CPU_EVENT_SIPI)) && serve_start(c, events))
-        return true;
-    if (c->shadow || c->wait_sipi)
-        return false;
-    if ((events & CPU_EVENT_NMI) && !c->nmi_blocked) {
-        atomic_fetch_and(&c->v->events, ~CPU_EVENT_NMI);
-        c->nmi_blocked = true;
-        return queue_interrupt(c, VEC_NMI);
-    }
-    if (!(events & CPU_EVENT_INTR) || !(c->fl_sys & FL_IF))
-        return false;
-    /* Cleared before the controller is asked: what it raises after that sets the bit again. */
-    atomic_fetch_and(&c->v->events, ~CPU_EVENT_INTR);
-    vec = c->v->mops->intr_ack(c->v->machine, c->v);
-    if (vec < 0)
-        return false;
-    atomic_fetch_or(&c->v->events, CPU_EVENT_INTR); /* there may be more */
-    return queue_interrupt(c, (unsigned)vec);
-}
-
-static void look_at_memory(struct cpu *c)
-{
-    if (unlikely(s2_viewer_stale(&c->v->viewer))) {
-        forget_memory(c);
-        s2_viewer_ack(&c->v->viewer);
-    }
-    if (unlikely(atomic_load_explicit(&c->told, memory_order_relaxed)))
-        soft_vm_serve(c);
-}
-
-static uint64_t next_ip(const struct cpu *c, const struct op *op)
-{
-    uint64_t ip = c->rip + op->len;
-
-    return c->mode == MODE_64 ? ip : (uint32_t)ip;
-}
-
-/* Runs ops of a block; `one`: a single one. False: an exception or exit stopped it. */
-static bool run_block(struct cpu *c, const struct block *b, bool one)
-{
-    const struct op *op = b->ops;
-    uint64_t n = 0;
-    enum op_result r;
-
-    do {
-        c->next = next_ip(c, op);
-        r = op->fn(c, op);
-        if (unlikely(r != R_OK))
-            break;
-        c->rip = c->next;
-        n++;
-        op++;
-    } while (op->fn && !c->smc && !one);
-    c->count += n + (r == R_BREAK);
-    return r != R_STOP;
-}
-
-/* The trap after an instruction that began with TF set. */
-static void single_step_trap(struct cpu *c)
-{
-    c->dr[6] |= 0x4000;
-    cpu_raise(c, VEC_DB, 0);
-}
-
-static void run_slice(struct cpu *c)
-{
-    bool step = (c->fl_sys & FL_TF) != 0, done;
-    struct block *b;
-
-    c->smc = false;
-    b = code_find(c);
-    if (!b)
-        return;
-    done = run_block(c, b, step || c->shadow);
-    if (!done)
-        return;
-    c->shadow = c->shadow_next;
-    c->shadow_next = false;
-    if (unlikely(step))
-        single_step_trap(c);
-}
-
-static void leave_halted(struct cpu *c)
-{
-    c->v->halt_masked = c->wait_sipi || !(c->fl_sys & FL_IF);
-    cpu_leave(c, CPU_EXIT_HALT);
-}
-
-static void run_loop(struct cpu *c)
-{
-    while (!c->exiting) {
-        if (unlikely(c->exc.pending && c->budget)) {
-            c->budget--; /* a handler that faults at once runs no instruction, but costs */
-            exc_deliver(c);
-            continue;
-        }
-        look_at_memory(c);
-        if (serve_events(c))
-            continue;
-        if (unlikely(c->halted || c->wait_sipi))
-            leave_halted(c);
-        else if (c->count >= c->budget)
-            cpu_leave(c, CPU_EXIT_BUDGET);
-        else
-            run_slice(c);
-    }
-}
+/* ---- running */
 
 static void add_relaxed(_Atomic uint64_t *to, uint64_t n)
 {
@@ -357,9 +180,9 @@ static enum cpu_exit soft_run(struct vcpu *v, uint64_t budget)
     c->budget = budget;
     c->exiting = false;
     if (s2_viewer_enter(&v->viewer))
-        forget_memory(c);
+        run_forget(c);
     soft_vm_enter(c);
-    run_loop(c);
+    run_cpu(c);
     soft_vm_leave(c);
     s2_viewer_leave(&v->viewer);
     add_relaxed(&v->instructions, c->count);

@@ -119,7 +119,7 @@ static enum op_result go_far(struct cpu *c, uint16_t sel, uint64_t ip, unsigned 
         seg_set_cs(c, sel, &d, c->cpl);
     else
         seg_load_real(c, CPU_CS, sel);
-    return op_jump(c, ip);
+    return op_look(c, ip);
 }
 
 /* imm: offset, disp: selector, sub: call */
@@ -194,7 +194,7 @@ enum op_result exec_ret_far(struct cpu *c, const struct op *op)
     if (!cpu_descriptors(c)) {
         stack_set(c, sp + 2 * size + op->imm);
         seg_load_real(c, CPU_CS, (uint16_t)v[1]);
-        return op_jump(c, addr_cut(v[0], size));
+        return op_look(c, addr_cut(v[0], size));
     }
     r = (struct far_return){.ip = v[0], .cs = (uint16_t)v[1]};
     r.stack = SEL_RPL(r.cs) > cpl;
@@ -206,7 +206,7 @@ enum op_result exec_ret_far(struct cpu *c, const struct op *op)
         return R_STOP;
     if (c->cpl > cpl)
         seg_drop_privileged(c);
-    return R_BREAK;
+    return R_LOOK;
 }
 
 static uint32_t iret_mask(const struct cpu *c, unsigned size)
@@ -232,7 +232,7 @@ static enum op_result iret_real(struct cpu *c, const struct op *op)
     stack_set(c, sp + 3 * op->size);
     seg_load_real(c, CPU_CS, (uint16_t)v[1]);
     cpu_set_rflags(c, v[2], iret_mask(c, op->size));
-    return op_jump(c, addr_cut(v[0], op->size));
+    return op_look(c, addr_cut(v[0], op->size));
 }
 
 enum op_result exec_iret(struct cpu *c, const struct op *op)
@@ -263,14 +263,14 @@ enum op_result exec_iret(struct cpu *c, const struct op *op)
     cpu_set_rflags(c, v[2], mask);
     if (c->cpl > cpl)
         seg_drop_privileged(c);
-    return R_BREAK;
+    return R_LOOK;
 }
 
 /* ---- software interrupts: imm is the vector */
 
 static enum op_result soft_interrupt(struct cpu *c, unsigned vec)
 {
-    return exc_enter(c, vec, EXC_SOFT, false, 0, c->next) ? R_BREAK : R_STOP;
+    return exc_enter(c, vec, EXC_SOFT, false, 0, c->next) ? R_LOOK : R_STOP;
 }
 
 enum op_result exec_int_n(struct cpu *c, const struct op *op)
@@ -337,7 +337,7 @@ enum op_result exec_syscall(struct cpu *c, const struct op *op)
         c->rip = (uint32_t)c->star;
         set_flat(c, cs, cs + 8, 0, CPU_SEG_DB);
     }
-    return R_BREAK;
+    return R_LOOK;
 }
 
 enum op_result exec_sysret(struct cpu *c, const struct op *op)
@@ -359,7 +359,7 @@ enum op_result exec_sysret(struct cpu *c, const struct op *op)
         c->rip = (uint32_t)c->r[CPU_RCX];
         set_flat(c, base, base + 8, 3, CPU_SEG_DB);
     }
-    return R_BREAK;
+    return R_LOOK;
 }
 
 enum op_result exec_sysenter(struct cpu *c, const struct op *op)
@@ -373,7 +373,7 @@ enum op_result exec_sysenter(struct cpu *c, const struct op *op)
     c->r[CPU_RSP] = cpu_long(c) ? c->sysenter_esp : (uint32_t)c->sysenter_esp;
     c->rip = cpu_long(c) ? c->sysenter_eip : (uint32_t)c->sysenter_eip;
     set_flat(c, cs, cs + 8, 0, cpu_long(c) ? CPU_SEG_L : CPU_SEG_DB);
-    return R_BREAK;
+    return R_LOOK;
 }
 
 enum op_result exec_sysexit(struct cpu *c, const struct op *op)
@@ -388,5 +388,5 @@ enum op_result exec_sysexit(struct cpu *c, const struct op *op)
     c->rip = wide ? c->r[CPU_RDX] : (uint32_t)c->r[CPU_RDX];
     c->r[CPU_RSP] = wide ? c->r[CPU_RCX] : (uint32_t)c->r[CPU_RCX];
     set_flat(c, cs + (wide ? 32 : 16), cs + (wide ? 40 : 24), 3, wide ? CPU_SEG_L : CPU_SEG_DB);
-    return R_BREAK;
+    return R_LOOK;
 }

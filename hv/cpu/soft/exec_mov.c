@@ -209,7 +209,7 @@ enum op_result exec_popf(struct cpu *c, const struct op *op)
     if (c->cpl <= iopl)
         mask |= FL_IF;
     cpu_set_rflags(c, v, mask);
-    return op_jump(c, c->next); /* interrupts may be open now */
+    return op_look(c, c->next); /* interrupts may be open now */
 }
 
 /* imm: bytes of locals; sub: nesting level */

@@ -172,7 +172,7 @@ enum op_result exec_string(struct cpu *c, const struct op *op)
     if (!(op->flags & (OPF_REP | OPF_REPNE))) {
         if (!element(c, op))
             return R_STOP;
-        return c->exiting ? op_jump(c, c->next) : R_OK;
+        return c->exiting ? op_look(c, c->next) : R_OK;
     }
     for (;;) {
         uint64_t left = addr_cut(c->r[CPU_RCX], op->asz), n = 0;
@@ -180,7 +180,7 @@ enum op_result exec_string(struct cpu *c, const struct op *op)
         if (!left)
             return R_OK;
         if (done++ >= CHUNK || c->exiting || c->smc)
-            return op_jump(c, c->rip); /* come back to it */
+            return op_look(c, c->rip); /* come back to it */
         if (op->sub == STR_MOVS || op->sub == STR_STOS)
             n = bulk(c, op, left);
         if (!n) {
@@ -193,6 +193,6 @@ enum op_result exec_string(struct cpu *c, const struct op *op)
         if (repeat_ends(c, op))
             return R_OK;
         if (c->count >= c->budget)
-            return left == n ? R_OK : op_jump(c, c->rip);
+            return left == n ? R_OK : op_look(c, c->rip);
     }
 }

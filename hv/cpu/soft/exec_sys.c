@@ -82,7 +82,7 @@ bool port_write(struct cpu *c, uint16_t port, unsigned size, uint64_t v)
 
 static enum op_result after_machine(struct cpu *c)
 {
-    return unlikely(c->exiting) ? op_jump(c, c->next) : R_OK;
+    return unlikely(c->exiting) ? op_look(c, c->next) : R_OK;
 }
 
 static uint16_t port_of(const struct cpu *c, const struct op *op)
@@ -141,7 +141,7 @@ enum op_result exec_sti(struct cpu *c, const struct op *op)
         return R_STOP;
     c->shadow_next = !(c->fl_sys & FL_IF);
     c->fl_sys |= FL_IF;
-    return op_jump(c, c->next);
+    return op_look(c, c->next);
 }
 
 /* ---- CPUID, MSRs, counters */
@@ -182,7 +182,7 @@ enum op_result exec_wrmsr(struct cpu *c, const struct op *op)
         return R_STOP;
     if (!msr_write(c, (uint32_t)c->r[CPU_RCX], v))
         return op_raise(c, VEC_GP, 0);
-    return op_jump(c, c->next);
+    return op_look(c, c->next);
 }
 
 /* sub 1: RDTSCP */
@@ -303,7 +303,7 @@ enum op_result exec_mov_to_cr(struct cpu *c, const struct op *op)
     default:
         return op_raise(c, VEC_UD, 0);
     }
-    return ok ? op_jump(c, c->next) : op_raise(c, VEC_GP, 0);
+    return ok ? op_look(c, c->next) : op_raise(c, VEC_GP, 0);
 }
 
 static unsigned dr_number(const struct cpu *c, unsigned n)
@@ -358,7 +358,7 @@ enum op_result exec_lmsw(struct cpu *c, const struct op *op)
     if (!privileged(c) || !rm_get(c, op, 2, &v))
         return R_STOP;
     v = (c->cr0 & ~UINT64_C(0xe)) | (v & 0xf) | (c->cr0 & CR0_PE);
-    return cpu_set_cr0(c, v) ? op_jump(c, c->next) : op_raise(c, VEC_GP, 0);
+    return cpu_set_cr0(c, v) ? op_look(c, c->next) : op_raise(c, VEC_GP, 0);
 }
 
 enum op_result exec_smsw(struct cpu *c, const struct op *op)
@@ -374,7 +374,7 @@ enum op_result exec_invlpg(struct cpu *c, const struct op *op)
         return R_STOP;
     lin = c->seg_base[op->seg] + op_ea(c, op);
     mmu_flush_page(c, c->mode == MODE_64 ? lin : (uint32_t)lin);
-    return op_jump(c, c->next);
+    return op_look(c, c->next);
 }
 
 enum op_result exec_wbinvd(struct cpu *c, const struct op *op)
@@ -408,7 +408,7 @@ enum op_result exec_vmcall(struct cpu *c, const struct op *op)
     }
     machine_wants(c, c->v->mops->hypercall(c->v->machine, c->v, nr, arg, &result));
     reg_set(c, CPU_RAX, c->mode == MODE_64 ? 8 : 4, (uint64_t)result);
-    return op_jump(c, c->next); /* it may have written code */
+    return op_look(c, c->next); /* it may have written code */
 }
 
 enum op_result exec_swapgs(struct cpu *c, const struct op *op)

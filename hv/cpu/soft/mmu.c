@@ -18,12 +18,14 @@ void mmu_flush(struct cpu *c)
 {
     if (++c->tlb_gen > GEN_MASK)
         tlb_clear(c);
+    c->map_gen++;
 }
 
 void mmu_flush_page(struct cpu *c, uint64_t lin)
 {
     for (unsigned u = 0; u < 2; u++)
         *tlb_slot(c->tlbs[u], lin) = (struct tlb_entry){0};
+    c->map_gen++;
 }
 
 void mmu_flush_all(struct cpu *c)

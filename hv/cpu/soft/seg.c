@@ -169,8 +169,8 @@ enum op_result exec_mov_from_seg(struct cpu *c, const struct op *op)
 
 static enum op_result seg_loaded(struct cpu *c, unsigned n)
 {
-    c->shadow_next = n == CPU_SS;
-    return op_jump(c, c->next); /* addresses may mean something else now */
+    c->shadow_next = c->shadow_stack = n == CPU_SS;
+    return op_look(c, c->next); /* addresses may mean something else now */
 }
 
 enum op_result exec_mov_to_seg(struct cpu *c, const struct op *op)
@@ -209,7 +209,7 @@ enum op_result exec_load_far_ptr(struct cpu *c, const struct op *op)
         !mem_load(c, lin + op->size, 2, &sel) || !seg_load(c, op->sub, (uint16_t)sel))
         return R_STOP;
     reg_set(c, op->reg, op->size, off);
-    return op_jump(c, c->next);
+    return op_look(c, c->next);
 }
 
 /* sub 0: GDT, 1: IDT */

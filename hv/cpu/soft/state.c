@@ -45,6 +45,8 @@ void cpu_update_mode(struct cpu *c)
         if (c->mode != MODE_64 && !segment_is_flat(c, n))
             c->checked |= (uint8_t)(1u << n);
     }
+    c->linkable =
+        c->mode == MODE_64 || (c->seg[CPU_CS].base == 0 && c->seg[CPU_CS].limit == 0xffffffffu);
     c->stack_size = c->mode == MODE_64 ? 8 : c->seg[CPU_SS].attr & CPU_SEG_DB ? 4 : 2;
 }
 
