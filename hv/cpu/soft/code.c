@@ -54,6 +54,15 @@ struct code_cache {
     struct block_slot slot[SLOTS];
 };
 
+static enum op_result end_of_block(struct cpu *c, const struct op *op)
+{
+    (void)c;
+    (void)op;
+    return R_END;
+}
+
+const struct op code_end_op = {.fn = end_of_block};
+
 static unsigned bucket_of(uint64_t gfn)
 {
     return (unsigned)(gfn % BUCKETS);
@@ -249,7 +258,7 @@ static struct block *page_decode(struct cpu *c, struct code_page *p, const uint8
     }
     if (!n)
         return NULL;
-    memset(&ops[n], 0, sizeof ops[n]);
+    ops[n] = code_end_op;
     s = malloc(sizeof *s + (n + 1) * sizeof ops[0]);
     *no_memory = !s;
     if (!s)
@@ -281,8 +290,8 @@ static struct block *cross_decode(struct cpu *c, uint64_t lin, const uint8_t *ho
         return NULL;
     }
     guest_copy(bytes + n, ref.host, INSN_MAX - n);
-    memset(c->code->cross_ops, 0, sizeof c->code->cross_ops);
     decode_op(c->mode, bytes, INSN_MAX, &c->code->cross_ops[0]);
+    c->code->cross_ops[1] = code_end_op;
     c->decodes++;
     c->code->cross = (struct block){.ops = c->code->cross_ops, .nr = 1};
     c->code->lasting = false;

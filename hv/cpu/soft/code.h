@@ -30,11 +30,14 @@ struct link {
 #define LINKS 2u
 
 struct block {
-    struct op *ops; /* ends with an op without handler */
+    struct op *ops; /* ends with code_end_op */
     unsigned nr;
     unsigned turn; /* the link to be replaced next */
     struct link link[LINKS];
 };
+
+/* R_END */
+extern const struct op code_end_op;
 
 struct code_cache *code_cache_create(void);
 /* Gives back what a big guest left behind; before the vCPU waits for its next one. */

@@ -5,12 +5,13 @@
  * and its operands. Straight runs of ops, up to a branch or the end of the page, make a block;
  * blocks are found by guest frame, offset and decode mode (code.c).
  *
- *   run -> block -> op->fn(c, op) == R_OK -> op + 1 ... -> the op without handler ends the block
+ *   run -> block -> op->fn(c, op) -> (op + 1)->fn(c, op + 1) -> ... -> the end op
  *
- * A handler that cannot finish changes nothing that the guest sees, queues an exception or an exit
- * and returns R_STOP; a near branch returns R_BREAK and one that changed more of the way on (mode,
- * interrupt flag, end of slice) R_LOOK, with c->rip set. While a handler runs c->rip is the address
- * of its instruction, c->next the one behind it.
+ * A handler that is done goes on to the next op by itself (op_next, a tail call) or returns R_OK
+ * and lets the run loop do so. One that cannot finish changes nothing that the guest sees, queues
+ * an exception or an exit and returns R_STOP; a near branch returns R_BREAK and one that changed
+ * more of the way on (mode, interrupt flag, end of slice) R_LOOK, with c->rip set. While handlers
+ * run, c->op is the present op and c->next the address behind it; c->rip is right again afterwards.
  */
 #ifndef MAYFLY_CPU_SOFT_CPU_H
 #define MAYFLY_CPU_SOFT_CPU_H
@@ -26,16 +27,17 @@
 
 #define REG_ZERO 16u /* always zero: "no base", "no index" */
 #define REG_MEM  17u /* the memory operand while a locked instruction computes */
-#define REG_HIGH 18u /* byte registers AH CH DH BH: REG_HIGH + 0 ... 3 */
+#define REG_NEXT 18u /* as a base: relative to the next instruction */
+#define REG_HIGH 18u /* as an operand: byte registers AH CH DH BH: REG_HIGH + 0 ... 3 */
 
 struct cpu;
 struct op;
 
-enum op_result { R_OK, R_BREAK, R_LOOK, R_STOP };
+enum op_result { R_OK, R_END, R_BREAK, R_LOOK, R_STOP };
 typedef enum op_result (*op_fn)(struct cpu *c, const struct op *op);
 
 struct op {
-    op_fn fn;                        /* NULL: end of the block */
+    op_fn fn;
     uint8_t len;                     /* bytes of the instruction */
     uint8_t size;                    /* operand bytes: 1, 2, 4, 8 */
     uint8_t rm, reg;                 /* register operands: destination, source */
@@ -53,7 +55,7 @@ _Static_assert(sizeof(struct op) == 32, "an op is 32 bytes");
 #define OPF_REP   0x02u /* F3 */
 #define OPF_REPNE 0x04u /* F2 */
 #define OPF_IMM   0x08u /* the count or source is op->imm */
-#define OPF_RIP   0x10u /* RIP relative */
+#define OPF_FLAT  0x10u /* 64-bit code and address: a sum, without checks */
 
 /* Decode modes: what the meaning of the bytes depends on. */
 enum cpu_mode { MODE_16, MODE_32, MODE_64 };
@@ -91,14 +93,21 @@ struct cpu_exc {
 struct code_cache;
 
 struct cpu {
-    uint64_t r[18]; /* general registers, REG_ZERO, REG_MEM */
+    union {
+        uint64_t r[19]; /* general registers, REG_ZERO, REG_MEM, REG_NEXT */
+        struct {
+            uint64_t r_named[18];
+            uint64_t next; /* address behind the present instruction */
+        };
+    };
 
     /* Lazy arithmetic flags, see flags.h. */
     uint64_t fl_res, fl_cv;
     uint32_t fl_aux;
     uint32_t fl_sys; /* the rest of RFLAGS, bit 1 set */
 
-    uint64_t rip, next;
+    uint64_t rip;
+    const struct op *op;
     struct tlb_entry *tlb; /* of the present privilege */
     uint8_t cpl, mode, stack_size;
     bool linkable;               /* code addresses are linear ones: blocks may be linked */
@@ -271,6 +280,31 @@ static inline bool cpu_bad_access(struct cpu *c, uint64_t at)
 {
     c->v->bad_gpa = gpa(at);
     return cpu_leave(c, CPU_EXIT_BAD_ACCESS);
+}
+
+/* Address of the present instruction, while its handler runs. */
+static inline uint64_t op_ip(const struct cpu *c, const struct op *op)
+{
+    uint64_t ip = c->next - op->len;
+
+    return c->mode == MODE_64 ? ip : (uint32_t)ip;
+}
+
+/* The handler of `op` is done. Not after an access to memory: op_next_mem. */
+static inline __attribute__((always_inline)) enum op_result op_next(struct cpu *c,
+                                                                    const struct op *op)
+{
+    op++;
+    c->op = op;
+    c->next += op->len;
+    return op->fn(c, op);
+}
+
+/* The run loop looks when code was written or a device wants it. */
+static inline __attribute__((always_inline)) enum op_result op_next_mem(struct cpu *c,
+                                                                        const struct op *op)
+{
+    return unlikely(c->smc) ? R_OK : op_next(c, op);
 }
 
 /* A near branch: nothing but the address has changed. */

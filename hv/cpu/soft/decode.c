@@ -52,7 +52,7 @@ void take_mem(const ZydisDecodedOperand *o, struct op *op)
     op->seg = seg_number(o->mem.segment);
     op->base = op->index = REG_ZERO;
     if (o->mem.base == ZYDIS_REGISTER_RIP || o->mem.base == ZYDIS_REGISTER_EIP)
-        op->flags |= OPF_RIP;
+        op->base = REG_NEXT;
     else if (o->mem.base != ZYDIS_REGISTER_NONE)
         op->base = reg_number(o->mem.base);
     if (o->mem.index != ZYDIS_REGISTER_NONE) {
@@ -60,6 +60,8 @@ void take_mem(const ZydisDecodedOperand *o, struct op *op)
         op->scale = o->mem.scale ? (uint8_t)__builtin_ctz(o->mem.scale) : 0;
     }
     op->disp = (int32_t)o->mem.disp.value;
+    if (op->asz == 8)
+        op->flags |= OPF_FLAT;
 }
 
 void take_rm(const ZydisDecodedOperand *o, struct op *op)
@@ -274,6 +276,19 @@ static void take_operands(const struct insn *n, const struct rule *r, struct op 
         op->reg = reg_number(n->o[0].reg.value);
         take_rm(&n->o[1], op);
         break;
+    case HOW_MOVX:
+    case HOW_LEA:
+        op->size = bytes_of(&n->o[0]);
+        op->reg = reg_number(n->o[0].reg.value);
+        take_rm(&n->o[1], op);
+        op->fn = r->how == HOW_LEA ? exec_lea(op->size)
+                                   : exec_movx(op->size, bytes_of(&n->o[1]),
+                                               (op->flags & OPF_MEM) != 0, r->sub != 0);
+        break;
+    case HOW_JCC:
+        op->imm = imm_of(&n->o[0]);
+        op->fn = exec_jcc(r->sub);
+        break;
     case HOW_RM_REG_MOV:
         op->fn = exec_mov(two_operands(n, op), op->size);
         break;
@@ -281,6 +296,7 @@ static void take_operands(const struct insn *n, const struct rule *r, struct op 
         op->size = bytes_of(&n->o[0]);
         take_rm(&n->o[0], op);
         take_count(&n->o[1], op);
+        op->fn = exec_shift(op);
         break;
     case HOW_SHIFT2:
         op->size = bytes_of(&n->o[0]);

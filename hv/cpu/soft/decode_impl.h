@@ -26,6 +26,9 @@ enum how {
     HOW_STRING,
     HOW_XLAT,
     HOW_FARPTR,
+    HOW_JCC,
+    HOW_MOVX,
+    HOW_LEA,
     HOW_RM_REG_MOV, /* MOVNTI */
     HOW_FP,         /* from here on: decode_fp.c */
     HOW_SSE = HOW_FP,

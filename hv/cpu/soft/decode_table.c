@@ -3,7 +3,7 @@
 
 #define M(name) [ZYDIS_MNEMONIC_##name]
 #define CC(suffix, cc)                                                                             \
-    M(J##suffix) = {exec_jcc, HOW_BRANCH, cc, 0, 0, NULL},                                         \
+    M(J##suffix) = {NULL, HOW_JCC, cc, 0, 0, NULL},                                                \
     M(SET##suffix) = {exec_setcc, HOW_RM, cc, 1, 0, NULL},                                         \
     M(CMOV##suffix) = {exec_cmov, HOW_REG_RM, cc, 0, 0, NULL}
 
@@ -26,13 +26,13 @@ const struct rule decode_rules[ZYDIS_MNEMONIC_MAX_VALUE + 1] = {
     M(IMUL) = {exec_imul, HOW_IMUL, 0, 0, 0, NULL},
     M(DIV) = {exec_div, HOW_RM, 0, 0, 0, NULL},
     M(IDIV) = {exec_idiv, HOW_RM, 0, 0, 0, NULL},
-    M(ROL) = {exec_shift, HOW_SHIFT, SHIFT_ROL, 0, 0, NULL},
-    M(ROR) = {exec_shift, HOW_SHIFT, SHIFT_ROR, 0, 0, NULL},
-    M(RCL) = {exec_shift, HOW_SHIFT, SHIFT_RCL, 0, 0, NULL},
-    M(RCR) = {exec_shift, HOW_SHIFT, SHIFT_RCR, 0, 0, NULL},
-    M(SHL) = {exec_shift, HOW_SHIFT, SHIFT_SHL, 0, 0, NULL},
-    M(SHR) = {exec_shift, HOW_SHIFT, SHIFT_SHR, 0, 0, NULL},
-    M(SAR) = {exec_shift, HOW_SHIFT, SHIFT_SAR, 0, 0, NULL},
+    M(ROL) = {NULL, HOW_SHIFT, SHIFT_ROL, 0, 0, NULL},
+    M(ROR) = {NULL, HOW_SHIFT, SHIFT_ROR, 0, 0, NULL},
+    M(RCL) = {NULL, HOW_SHIFT, SHIFT_RCL, 0, 0, NULL},
+    M(RCR) = {NULL, HOW_SHIFT, SHIFT_RCR, 0, 0, NULL},
+    M(SHL) = {NULL, HOW_SHIFT, SHIFT_SHL, 0, 0, NULL},
+    M(SHR) = {NULL, HOW_SHIFT, SHIFT_SHR, 0, 0, NULL},
+    M(SAR) = {NULL, HOW_SHIFT, SHIFT_SAR, 0, 0, NULL},
     M(SHLD) = {exec_shift_double, HOW_SHIFT2, SHIFT_SHL, 0, 0, NULL},
     M(SHRD) = {exec_shift_double, HOW_SHIFT2, SHIFT_SHR, 0, 0, NULL},
     M(BT) = {exec_bt, HOW_RM_REG, BIT_TEST, 0, 0, NULL},
@@ -53,10 +53,10 @@ const struct rule decode_rules[ZYDIS_MNEMONIC_MAX_VALUE + 1] = {
     M(AAM) = {exec_aam, HOW_IMM, 0, 0, 0, NULL},
     M(AAD) = {exec_aad, HOW_IMM, 0, 0, 0, NULL},
 
-    M(MOVZX) = {exec_movx, HOW_REG_RM, 0, 0, 0, NULL},
-    M(MOVSX) = {exec_movx, HOW_REG_RM, 1, 0, 0, NULL},
-    M(MOVSXD) = {exec_movx, HOW_REG_RM, 1, 0, 0, NULL},
-    M(LEA) = {exec_lea, HOW_REG_RM, 0, 0, 0, NULL},
+    M(MOVZX) = {NULL, HOW_MOVX, 0, 0, 0, NULL},
+    M(MOVSX) = {NULL, HOW_MOVX, 1, 0, 0, NULL},
+    M(MOVSXD) = {NULL, HOW_MOVX, 1, 0, 0, NULL},
+    M(LEA) = {NULL, HOW_LEA, 0, 0, 0, NULL},
     M(BSWAP) = {exec_bswap, HOW_RM, 0, 0, 0, NULL},
     M(CBW) = {exec_widen, HOW_PLAIN, 0, 2, 0, NULL},
     M(CWDE) = {exec_widen, HOW_PLAIN, 0, 4, 0, NULL},

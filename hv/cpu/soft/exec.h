@@ -18,6 +18,7 @@ enum alu {
 };
 /* Destination and source: register, memory, immediate. */
 enum form { FORM_RR, FORM_RI, FORM_RM, FORM_MR, FORM_MI, FORMS };
+#define FORM_IS_MEM(form) ((form) >= FORM_RM)
 enum { SHIFT_ROL, SHIFT_ROR, SHIFT_RCL, SHIFT_RCR, SHIFT_SHL, SHIFT_SHR, SHIFT_SAR };
 enum { BIT_TEST, BIT_SET, BIT_RESET, BIT_COMPLEMENT };
 enum { STR_MOVS, STR_STOS, STR_LODS, STR_CMPS, STR_SCAS, STR_INS, STR_OUTS };
@@ -39,13 +40,19 @@ enum shuffle { SHUFFLE_D, SHUFFLE_HW, SHUFFLE_LW, SHUFFLE_PS, SHUFFLE_PD };
 op_fn exec_alu(enum alu kind, enum form form, unsigned size);
 op_fn exec_mov(enum form form, unsigned size);
 
+/* Of an op whose other fields are filled. */
+op_fn exec_shift(const struct op *op);
+/* `size` and `from` bytes. */
+op_fn exec_movx(unsigned size, unsigned from, bool mem, bool sign);
+op_fn exec_lea(unsigned size);
+op_fn exec_jcc(unsigned cc);
+
 #define EXEC(name) enum op_result exec_##name(struct cpu *c, const struct op *op)
 
 /* exec_alu.c */
 EXEC(inc_dec);
 EXEC(neg);
 EXEC(not );
-EXEC(shift);
 EXEC(shift_double);
 EXEC(mul);
 EXEC(imul1);
@@ -80,8 +87,6 @@ EXEC(cmpxchg_pair);
 
 /* exec_mov.c */
 EXEC(mov_moffs);
-EXEC(movx);
-EXEC(lea);
 EXEC(cmov);
 EXEC(setcc);
 EXEC(bswap);
@@ -108,7 +113,6 @@ EXEC(string);
 /* exec_flow.c */
 EXEC(jmp);
 EXEC(jmp_rm);
-EXEC(jcc);
 EXEC(loop);
 EXEC(call);
 EXEC(call_rm);

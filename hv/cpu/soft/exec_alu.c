@@ -99,10 +99,45 @@ INLINE enum op_result alu_form(struct cpu *c, const struct op *op, enum alu kind
     return R_OK;
 }
 
+/* The same where the operand is at hand. False: the slow half does it. */
+INLINE bool alu_fast(struct cpu *c, const struct op *op, enum alu kind, enum form form,
+                     unsigned size)
+{
+    bool writes = kind != ALU_CMP && kind != ALU_TEST;
+    uint64_t b, r;
+    uint8_t *p;
+
+    if (!FORM_IS_MEM(form)) {
+        alu_form(c, op, kind, form, size);
+        return true;
+    }
+    p = form != FORM_RM && writes ? fast_w(c, op, size) : fast_r(c, op, size);
+    if (unlikely(!p))
+        return false;
+    if (form == FORM_RM) {
+        r = alu(c, kind, reg_get(c, op->reg, size), host_load(p, size), size);
+        if (writes)
+            reg_set(c, op->reg, size, r);
+        return true;
+    }
+    b = form == FORM_MI ? op->imm : reg_get(c, op->reg, size);
+    r = alu(c, kind, host_load(p, size), b, size);
+    if (writes)
+        host_store(p, size, r);
+    return true;
+}
+
 #define ALU_FN(kind, form, size)                                                                   \
-    static enum op_result alu_##kind##_##form##_##size(struct cpu *c, const struct op *op)         \
+    static __attribute__((noinline)) enum op_result alu_slow_##kind##_##form##_##size(             \
+        struct cpu *c, const struct op *op)                                                        \
     {                                                                                              \
         return alu_form(c, op, ALU_##kind, FORM_##form, size);                                     \
+    }                                                                                              \
+    static enum op_result alu_##kind##_##form##_##size(struct cpu *c, const struct op *op)         \
+    {                                                                                              \
+        if (likely(alu_fast(c, op, ALU_##kind, FORM_##form, size)))                                \
+            return op_next(c, op);                                                                 \
+        return alu_slow_##kind##_##form##_##size(c, op);                                           \
     }
 #define ALU_SIZES(kind, form)                                                                      \
     ALU_FN(kind, form, 1) ALU_FN(kind, form, 2) ALU_FN(kind, form, 4) ALU_FN(kind, form, 8)
@@ -171,19 +206,19 @@ enum op_result exec_not(struct cpu *c, const struct op *op)
 
 /* ---- shifts */
 
-static bool top_bit(uint64_t v, unsigned size)
+INLINE bool top_bit(uint64_t v, unsigned size)
 {
     return v >> (size * 8 - 1) & 1;
 }
 
-static void shift_flags(struct cpu *c, uint64_t r, bool cf, bool of, unsigned size)
+INLINE void shift_flags(struct cpu *c, uint64_t r, bool cf, bool of, unsigned size)
 {
     c->fl_res = sign_extend(r, size);
     c->fl_aux = 0;
     fl_set_co(c, cf, of);
 }
 
-static uint64_t shift_left(struct cpu *c, uint64_t v, unsigned n, unsigned size)
+INLINE uint64_t shift_left(struct cpu *c, uint64_t v, unsigned n, unsigned size)
 {
     unsigned bits = size * 8;
     uint64_t r = n < 64 ? v << n : 0;
@@ -193,7 +228,7 @@ static uint64_t shift_left(struct cpu *c, uint64_t v, unsigned n, unsigned size)
     return r;
 }
 
-static uint64_t shift_right(struct cpu *c, uint64_t v, unsigned n, unsigned size)
+INLINE uint64_t shift_right(struct cpu *c, uint64_t v, unsigned n, unsigned size)
 {
     uint64_t r = v >> n;
 
@@ -201,7 +236,7 @@ static uint64_t shift_right(struct cpu *c, uint64_t v, unsigned n, unsigned size
     return r;
 }
 
-static uint64_t shift_arith(struct cpu *c, uint64_t v, unsigned n, unsigned size)
+INLINE uint64_t shift_arith(struct cpu *c, uint64_t v, unsigned n, unsigned size)
 {
     int64_t s = (int64_t)sign_extend(v, size);
     uint64_t r = (uint64_t)(s >> n);
@@ -210,7 +245,7 @@ static uint64_t shift_arith(struct cpu *c, uint64_t v, unsigned n, unsigned size
     return r;
 }
 
-static uint64_t rotate(struct cpu *c, uint64_t v, unsigned n, unsigned size, bool left)
+INLINE uint64_t rotate(struct cpu *c, uint64_t v, unsigned n, unsigned size, bool left)
 {
     unsigned bits = size * 8, k = n % bits;
     uint64_t r = v;
@@ -245,37 +280,69 @@ static uint64_t rotate_carry(struct cpu *c, uint64_t v, unsigned n, unsigned siz
     return v;
 }
 
-enum op_result exec_shift(struct cpu *c, const struct op *op)
+INLINE uint64_t shift(struct cpu *c, unsigned kind, uint64_t v, unsigned n, unsigned size)
 {
-    unsigned size = op->size;
+    switch (kind) {
+    case SHIFT_ROL:
+    case SHIFT_ROR:
+        return rotate(c, v, n, size, kind == SHIFT_ROL);
+    case SHIFT_RCL:
+    case SHIFT_RCR:
+        return rotate_carry(c, v, n, size, kind == SHIFT_RCL);
+    case SHIFT_SHL:
+        return shift_left(c, v, n, size);
+    case SHIFT_SHR:
+        return shift_right(c, v, n, size);
+    default:
+        return shift_arith(c, v, n, size);
+    }
+}
+
+static unsigned shift_count(const struct cpu *c, const struct op *op)
+{
     unsigned n = (unsigned)(op->flags & OPF_IMM ? op->imm : c->r[CPU_RCX]);
+
+    return n & (op->size == 8 ? 63 : 31);
+}
+
+static enum op_result shift_any(struct cpu *c, const struct op *op)
+{
+    unsigned n = shift_count(c, op);
     uint64_t v, lin;
 
-    n &= size == 8 ? 63 : 31;
-    if (!rm_get_w(c, op, size, &v, &lin))
+    if (!rm_get_w(c, op, op->size, &v, &lin))
         return R_STOP;
-    if (n) {
-        switch (op->sub) {
-        case SHIFT_ROL:
-        case SHIFT_ROR:
-            v = rotate(c, v, n, size, op->sub == SHIFT_ROL);
-            break;
-        case SHIFT_RCL:
-        case SHIFT_RCR:
-            v = rotate_carry(c, v, n, size, op->sub == SHIFT_RCL);
-            break;
-        case SHIFT_SHL:
-            v = shift_left(c, v, n, size);
-            break;
-        case SHIFT_SHR:
-            v = shift_right(c, v, n, size);
-            break;
-        default:
-            v = shift_arith(c, v, n, size);
-            break;
-        }
-    } /* a count of zero keeps the flags; a 32-bit register is written all the same */
-    return rm_put_w(c, op, size, v, lin) ? R_OK : R_STOP;
+    if (n) /* a count of zero keeps the flags; a 32-bit register is written all the same */
+        v = shift(c, op->sub, v, n, op->size);
+    return rm_put_w(c, op, op->size, v, lin) ? R_OK : R_STOP;
+}
+
+/* The frequent ones: a register of 4 or 8 bytes by an immediate that is not zero. */
+#define SHIFT_FN(kind, size)                                                                       \
+    static enum op_result shift_##kind##_##size(struct cpu *c, const struct op *op)                \
+    {                                                                                              \
+        uint64_t v = shift(c, SHIFT_##kind, reg_get(c, op->rm, size),                              \
+                           (unsigned)op->imm & (size == 8 ? 63 : 31), size);                       \
+                                                                                                   \
+        reg_set(c, op->rm, size, v);                                                               \
+        return op_next(c, op);                                                                     \
+    }
+#define SHIFT_KIND(kind) SHIFT_FN(kind, 4) SHIFT_FN(kind, 8)
+SHIFT_KIND(ROL)
+SHIFT_KIND(ROR)
+SHIFT_KIND(SHL)
+SHIFT_KIND(SHR)
+SHIFT_KIND(SAR)
+#define SHIFT_ROW(kind) [SHIFT_##kind] = {shift_##kind##_4, shift_##kind##_8}
+
+op_fn exec_shift(const struct op *op)
+{
+    static const op_fn fns[SHIFT_SAR + 1][2] = {SHIFT_ROW(ROL), SHIFT_ROW(ROR), SHIFT_ROW(SHL),
+                                                SHIFT_ROW(SHR), SHIFT_ROW(SAR)};
+    bool plain = !(op->flags & OPF_MEM) && (op->flags & OPF_IMM) && op->size >= 4 &&
+                 (op->imm & (op->size == 8 ? 63 : 31));
+
+    return plain && fns[op->sub][op->size == 8] ? fns[op->sub][op->size == 8] : shift_any;
 }
 
 enum op_result exec_shift_double(struct cpu *c, const struct op *op)

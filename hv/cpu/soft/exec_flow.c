@@ -28,9 +28,47 @@ enum op_result exec_jmp(struct cpu *c, const struct op *op)
     return jump_near(c, c->next + op->imm, op->size);
 }
 
-enum op_result exec_jcc(struct cpu *c, const struct op *op)
+static __attribute__((noinline)) enum op_result jump_slow(struct cpu *c, const struct op *op)
 {
-    return fl_cond(c, op->sub) ? jump_near(c, c->next + op->imm, op->size) : R_OK;
+    return jump_near(c, c->next + op->imm, op->size);
+}
+
+/* One for each condition. */
+#define JCC_FN(cc)                                                                                 \
+    static enum op_result jcc_##cc(struct cpu *c, const struct op *op)                             \
+    {                                                                                              \
+        uint64_t to = c->next + op->imm;                                                           \
+                                                                                                   \
+        if (!fl_cond(c, cc))                                                                       \
+            return op_next(c, op);                                                                 \
+        if (unlikely(c->mode != MODE_64) || unlikely(op->size != 8) ||                             \
+            unlikely(!is_canonical(to)))                                                           \
+            return jump_slow(c, op);                                                               \
+        return op_jump(c, to);                                                                     \
+    }
+JCC_FN(0)
+JCC_FN(1)
+JCC_FN(2)
+JCC_FN(3)
+JCC_FN(4)
+JCC_FN(5)
+JCC_FN(6)
+JCC_FN(7)
+JCC_FN(8)
+JCC_FN(9)
+JCC_FN(10)
+JCC_FN(11)
+JCC_FN(12)
+JCC_FN(13)
+JCC_FN(14)
+JCC_FN(15)
+
+op_fn exec_jcc(unsigned cc)
+{
+    static const op_fn fns[16] = {jcc_0, jcc_1, jcc_2,  jcc_3,  jcc_4,  jcc_5,  jcc_6,  jcc_7,
+                                  jcc_8, jcc_9, jcc_10, jcc_11, jcc_12, jcc_13, jcc_14, jcc_15};
+
+    return fns[cc];
 }
 
 /* LOOPNE LOOPE LOOP JCXZ: sub 0 to 3 */
@@ -55,7 +93,7 @@ enum op_result exec_jmp_rm(struct cpu *c, const struct op *op)
     return rm_get(c, op, op->size, &v) ? jump_near(c, v, op->size) : R_STOP;
 }
 
-static enum op_result call_near(struct cpu *c, uint64_t ip, unsigned size)
+static __attribute__((noinline)) enum op_result call_near(struct cpu *c, uint64_t ip, unsigned size)
 {
     uint64_t to;
 
@@ -66,6 +104,14 @@ static enum op_result call_near(struct cpu *c, uint64_t ip, unsigned size)
 
 enum op_result exec_call(struct cpu *c, const struct op *op)
 {
+    uint64_t to = c->next + op->imm;
+    uint8_t *p = fast_push(c);
+
+    if (likely(p) && likely(op->size == 8) && likely(is_canonical(to))) {
+        host_store(p, 8, c->next);
+        c->r[CPU_RSP] -= 8;
+        return op_jump(c, to);
+    }
     return call_near(c, c->next + op->imm, op->size);
 }
 
@@ -76,13 +122,27 @@ enum op_result exec_call_rm(struct cpu *c, const struct op *op)
     return rm_get(c, op, op->size, &v) ? call_near(c, v, op->size) : R_STOP;
 }
 
-enum op_result exec_ret(struct cpu *c, const struct op *op)
+static __attribute__((noinline)) enum op_result ret_slow(struct cpu *c, const struct op *op)
 {
     uint64_t sp = c->r[CPU_RSP], v, to;
 
     if (!stack_load(c, sp, op->size, &v) || !target_near(c, v, op->size, &to))
         return R_STOP;
     stack_set(c, sp + op->size + op->imm);
+    return op_jump(c, to);
+}
+
+enum op_result exec_ret(struct cpu *c, const struct op *op)
+{
+    const uint8_t *p = fast_pop(c);
+    uint64_t to;
+
+    if (unlikely(!p) || unlikely(op->size != 8))
+        return ret_slow(c, op);
+    to = host_load(p, 8);
+    if (unlikely(!is_canonical(to)))
+        return ret_slow(c, op);
+    c->r[CPU_RSP] += 8 + op->imm;
     return op_jump(c, to);
 }
 

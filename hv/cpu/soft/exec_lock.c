@@ -6,6 +6,7 @@
  * An operand over a cache line's end would be a split lock of the host, which hosts punish, and one
  * over a page's end is in two places: for these the vCPU is alone for a moment (soft_vm.h).
  */
+#include "hv/cpu/soft/code.h"
 #include "hv/cpu/soft/exec.h"
 #include "hv/cpu/soft/flags.h"
 #include "hv/cpu/soft/mmu.h"
@@ -85,11 +86,14 @@ static op_fn register_form(const struct op *op)
     return fns[op->size2];
 }
 
-/* New value of the operand that is `old`. */
+/* New value of the operand that is `old`. `reg_op` is followed by the end op. */
 static uint64_t compute(struct cpu *c, const struct op *reg_op, uint64_t old)
 {
+    const struct op *op = c->op;
+
     c->r[REG_MEM] = old;
     reg_op->fn(c, reg_op);
+    c->op = op;
     return c->r[REG_MEM];
 }
 
@@ -133,7 +137,7 @@ static enum op_result alone(struct cpu *c, const struct op *reg_op, uint64_t lin
 
 enum op_result exec_locked(struct cpu *c, const struct op *op)
 {
-    struct op reg_op = *op;
+    struct op reg_op[2] = {*op, code_end_op};
     struct mmu_ref ref;
     enum op_result r;
     uint64_t lin;
@@ -142,19 +146,19 @@ enum op_result exec_locked(struct cpu *c, const struct op *op)
     if (!(op->size2 == LOCKED_BT ? bt_lin(c, op, MMU_W, &lin)
                                  : op_lin(c, op, op->size, MMU_W, &lin)))
         return R_STOP;
-    reg_op.fn = register_form(op);
-    reg_op.flags = (uint8_t)(op->flags & ~OPF_MEM);
-    reg_op.rm = REG_MEM;
+    reg_op->fn = register_form(op);
+    reg_op->flags = (uint8_t)(op->flags & ~OPF_MEM);
+    reg_op->rm = REG_MEM;
     if (unlikely(!in_line(lin, op->size)))
-        return alone(c, &reg_op, lin);
+        return alone(c, reg_op, lin);
     p = tlb_w(c, lin, op->size);
     if (likely(p))
-        return exchange(c, &reg_op, p);
+        return exchange(c, reg_op, p);
     if (!mmu_ref(c, lin, MMU_W, c->cpl == 3, &ref))
         return R_STOP;
     if (!ref.host)
-        return in_pieces(c, &reg_op, lin);
-    r = exchange(c, &reg_op, ref.host);
+        return in_pieces(c, reg_op, lin);
+    r = exchange(c, reg_op, ref.host);
     mmu_told(c, ref.gpa, op->size);
     return r;
 }

@@ -29,10 +29,40 @@ INLINE enum op_result mov_form(struct cpu *c, const struct op *op, enum form for
     }
 }
 
+INLINE bool mov_fast(struct cpu *c, const struct op *op, enum form form, unsigned size)
+{
+    uint8_t *p;
+
+    switch (form) {
+    case FORM_RR:
+    case FORM_RI:
+        mov_form(c, op, form, size);
+        return true;
+    case FORM_RM:
+        p = fast_r(c, op, size);
+        if (likely(p))
+            reg_set(c, op->reg, size, host_load(p, size));
+        return p;
+    default:
+        p = fast_w(c, op, size);
+        if (likely(p))
+            host_store(p, size, form == FORM_MI ? op->imm : reg_get(c, op->reg, size));
+        return p;
+    }
+}
+
+/* The slow half is a function of its own, so that the fast one saves no registers. */
 #define MOV_FN(form, size)                                                                         \
-    static enum op_result mov_##form##_##size(struct cpu *c, const struct op *op)                  \
+    static __attribute__((noinline)) enum op_result mov_slow_##form##_##size(struct cpu *c,        \
+                                                                             const struct op *op)  \
     {                                                                                              \
         return mov_form(c, op, FORM_##form, size);                                                 \
+    }                                                                                              \
+    static enum op_result mov_##form##_##size(struct cpu *c, const struct op *op)                  \
+    {                                                                                              \
+        if (likely(mov_fast(c, op, FORM_##form, size)))                                            \
+            return op_next(c, op);                                                                 \
+        return mov_slow_##form##_##size(c, op);                                                    \
     }
 #define MOV_SIZES(form) MOV_FN(form, 1) MOV_FN(form, 2) MOV_FN(form, 4) MOV_FN(form, 8)
 MOV_SIZES(RR)
@@ -67,21 +97,87 @@ enum op_result exec_mov_moffs(struct cpu *c, const struct op *op)
     return R_OK;
 }
 
-/* MOVZX (sub 0), MOVSX and MOVSXD (sub 1): size2 is that of the source. */
-enum op_result exec_movx(struct cpu *c, const struct op *op)
+/* MOVZX, MOVSX and MOVSXD: `from` bytes become `size`. */
+INLINE enum op_result movx_slow(struct cpu *c, const struct op *op, unsigned size, unsigned from,
+                                bool sign)
 {
     uint64_t v;
 
-    if (!rm_get(c, op, op->size2, &v))
+    if (!rm_get(c, op, from, &v))
         return R_STOP;
-    reg_set(c, op->reg, op->size, op->sub ? sign_extend(v, op->size2) : v);
+    reg_set(c, op->reg, size, sign ? sign_extend(v, from) : v);
     return R_OK;
 }
 
-enum op_result exec_lea(struct cpu *c, const struct op *op)
+#define MOVX_FN(size, from, sign)                                                                  \
+    static __attribute__((noinline)) enum op_result movx_slow_##size##_##from##_##sign(            \
+        struct cpu *c, const struct op *op)                                                        \
+    {                                                                                              \
+        return movx_slow(c, op, size, from, sign);                                                 \
+    }                                                                                              \
+    static enum op_result movx_##size##_##from##_##sign(struct cpu *c, const struct op *op)        \
+    {                                                                                              \
+        const uint8_t *p = fast_r(c, op, from);                                                    \
+        uint64_t v;                                                                                \
+                                                                                                   \
+        if (unlikely(!p))                                                                          \
+            return movx_slow_##size##_##from##_##sign(c, op);                                      \
+        v = host_load(p, from);                                                                    \
+        reg_set(c, op->reg, size, sign ? sign_extend(v, from) : v);                                \
+        return op_next(c, op);                                                                     \
+    }                                                                                              \
+    static enum op_result movx_r_##size##_##from##_##sign(struct cpu *c, const struct op *op)      \
+    {                                                                                              \
+        uint64_t v = reg_get(c, op->rm, from);                                                     \
+                                                                                                   \
+        reg_set(c, op->reg, size, sign ? sign_extend(v, from) : v);                                \
+        return op_next(c, op);                                                                     \
+    }
+#define MOVX_SIGNS(size, from) MOVX_FN(size, from, 0) MOVX_FN(size, from, 1)
+#define MOVX_FROM(size)        MOVX_SIGNS(size, 1) MOVX_SIGNS(size, 2) MOVX_SIGNS(size, 4)
+MOVX_FROM(2)
+MOVX_FROM(4)
+MOVX_FROM(8)
+#define MOVX_ROW(size, from)                                                                       \
+    {                                                                                              \
+        {movx_r_##size##_##from##_0, movx_r_##size##_##from##_1},                                  \
+        {                                                                                          \
+            movx_##size##_##from##_0, movx_##size##_##from##_1                                     \
+        }                                                                                          \
+    }
+#define MOVX_ROWS(size)                                                                            \
+    {                                                                                              \
+        MOVX_ROW(size, 1), MOVX_ROW(size, 2), MOVX_ROW(size, 4)                                    \
+    }
+
+op_fn exec_movx(unsigned size, unsigned from, bool mem, bool sign)
 {
-    reg_set(c, op->reg, op->size, op_ea(c, op));
-    return R_OK;
+    static const op_fn fns[3][3][2][2] = {MOVX_ROWS(2), MOVX_ROWS(4), MOVX_ROWS(8)};
+
+    return fns[__builtin_ctz(size) - 1][__builtin_ctz(from)][mem][sign];
+}
+
+static enum op_result lea_4(struct cpu *c, const struct op *op)
+{
+    reg_set(c, op->reg, 4, op_ea(c, op));
+    return op_next(c, op);
+}
+
+static enum op_result lea_8(struct cpu *c, const struct op *op)
+{
+    reg_set(c, op->reg, 8, op_ea(c, op));
+    return op_next(c, op);
+}
+
+static enum op_result lea_2(struct cpu *c, const struct op *op)
+{
+    reg_set(c, op->reg, 2, op_ea(c, op));
+    return op_next(c, op);
+}
+
+op_fn exec_lea(unsigned size)
+{
+    return size == 8 ? lea_8 : size == 4 ? lea_4 : lea_2;
 }
 
 enum op_result exec_cmov(struct cpu *c, const struct op *op)
@@ -132,7 +228,7 @@ enum op_result exec_widen_pair(struct cpu *c, const struct op *op)
 
 /* ---- stack */
 
-enum op_result exec_push(struct cpu *c, const struct op *op)
+static __attribute__((noinline)) enum op_result push_slow(struct cpu *c, const struct op *op)
 {
     uint64_t v = op->imm;
 
@@ -141,7 +237,18 @@ enum op_result exec_push(struct cpu *c, const struct op *op)
     return stack_push(c, op->size, v) ? R_OK : R_STOP;
 }
 
-enum op_result exec_pop(struct cpu *c, const struct op *op)
+enum op_result exec_push(struct cpu *c, const struct op *op)
+{
+    uint8_t *p = fast_push(c);
+
+    if (unlikely(!p) || unlikely((op->flags & (OPF_MEM | OPF_IMM)) != 0) || op->size != 8)
+        return push_slow(c, op);
+    host_store(p, 8, c->r[op->rm]);
+    c->r[CPU_RSP] -= 8;
+    return op_next(c, op);
+}
+
+static __attribute__((noinline)) enum op_result pop_slow(struct cpu *c, const struct op *op)
 {
     uint64_t sp = c->r[CPU_RSP], v;
 
@@ -152,6 +259,17 @@ enum op_result exec_pop(struct cpu *c, const struct op *op)
         return R_OK;
     c->r[CPU_RSP] = sp;
     return R_STOP;
+}
+
+enum op_result exec_pop(struct cpu *c, const struct op *op)
+{
+    const uint8_t *p = fast_pop(c);
+
+    if (unlikely(!p) || unlikely((op->flags & OPF_MEM) != 0) || op->size != 8)
+        return pop_slow(c, op);
+    c->r[CPU_RSP] += 8;
+    c->r[op->rm] = host_load(p, 8);
+    return op_next(c, op);
 }
 
 enum op_result exec_pusha(struct cpu *c, const struct op *op)
@@ -307,7 +425,5 @@ enum op_result exec_xlat(struct cpu *c, const struct op *op)
 
 enum op_result exec_nop(struct cpu *c, const struct op *op)
 {
-    (void)c;
-    (void)op;
-    return R_OK;
+    return op_next(c, op);
 }

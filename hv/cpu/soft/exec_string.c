@@ -180,7 +180,7 @@ enum op_result exec_string(struct cpu *c, const struct op *op)
         if (!left)
             return R_OK;
         if (done++ >= CHUNK || c->exiting || c->smc)
-            return op_look(c, c->rip); /* come back to it */
+            return op_look(c, op_ip(c, op)); /* come back to it */
         if (op->sub == STR_MOVS || op->sub == STR_STOS)
             n = bulk(c, op, left);
         if (!n) {
@@ -193,6 +193,6 @@ enum op_result exec_string(struct cpu *c, const struct op *op)
         if (repeat_ends(c, op))
             return R_OK;
         if (c->count >= c->budget)
-            return left == n ? R_OK : op_look(c, c->rip);
+            return left == n ? R_OK : op_look(c, op_ip(c, op));
     }
 }

@@ -38,7 +38,7 @@ static void set_pointers(struct cpu *c, const struct op *op, struct fp_state *s)
     if (is_fldcw(op))
         return;
     s->fop = (uint16_t)(op->sub << 8 | (unsigned)op->imm);
-    s->fip = c->rip;
+    s->fip = op_ip(c, op);
     if (op->flags & OPF_MEM)
         s->fdp = op_ea(c, op);
 }

@@ -84,6 +84,12 @@ static void tlb_fill(struct cpu *c, uint64_t lin, unsigned acc, bool user, uint6
         e->w = tag;
 }
 
+/* The present instruction's memory operand is addressed through SS. */
+static bool through_stack(const struct cpu *c)
+{
+    return c->op && (c->op->flags & OPF_MEM) && c->op->seg == CPU_SS;
+}
+
 bool mmu_ref(struct cpu *c, uint64_t lin, unsigned acc, bool user, struct mmu_ref *ref)
 {
     struct walk w;
@@ -91,7 +97,7 @@ bool mmu_ref(struct cpu *c, uint64_t lin, unsigned acc, bool user, struct mmu_re
     enum phys p;
 
     if (cpu_long(c) && !is_canonical(lin))
-        return cpu_raise(c, VEC_GP, 0);
+        return cpu_raise(c, through_stack(c) ? VEC_SS : VEC_GP, 0);
     c->tlb_misses++;
     if (!walk_linear(c, lin, acc, user, &w))
         return false;

@@ -94,8 +94,6 @@ static inline uint64_t op_ea(const struct cpu *c, const struct op *op)
 {
     uint64_t a = c->r[op->base] + (c->r[op->index] << op->scale) + (uint64_t)(int64_t)op->disp;
 
-    if (op->flags & OPF_RIP)
-        a += c->next;
     return addr_cut(a, op->asz);
 }
 
@@ -114,13 +112,49 @@ static inline bool lin_of(struct cpu *c, unsigned seg, uint64_t off, unsigned si
     return mmu_seg(c, seg, off, size, acc, lin);
 }
 
-static inline bool op_lin(struct cpu *c, const struct op *op, unsigned size, unsigned acc,
-                          uint64_t *lin)
+static inline uint64_t op_flat(const struct cpu *c, const struct op *op)
 {
+    return c->r[op->base] + (c->r[op->index] << op->scale) + (uint64_t)(int64_t)op->disp +
+           c->seg_base[op->seg];
+}
+
+/* Host address of a memory operand when nothing stands in the way, else NULL: the fast half of
+ * handlers, whose other half does everything. */
+static inline __attribute__((always_inline)) uint8_t *fast_r(const struct cpu *c,
+                                                             const struct op *op, unsigned size)
+{
+    return likely(op->flags & OPF_FLAT) ? tlb_r(c, op_flat(c, op), size) : NULL;
+}
+
+static inline __attribute__((always_inline)) uint8_t *fast_w(const struct cpu *c,
+                                                             const struct op *op, unsigned size)
+{
+    return likely(op->flags & OPF_FLAT) ? tlb_w(c, op_flat(c, op), size) : NULL;
+}
+
+/* The same for the stack of 64-bit code. */
+static inline uint8_t *fast_push(const struct cpu *c)
+{
+    return likely(c->mode == MODE_64) ? tlb_w(c, c->r[CPU_RSP] - 8, 8) : NULL;
+}
+
+static inline uint8_t *fast_pop(const struct cpu *c)
+{
+    return likely(c->mode == MODE_64) ? tlb_r(c, c->r[CPU_RSP], 8) : NULL;
+}
+
+static inline __attribute__((always_inline)) bool op_lin(struct cpu *c, const struct op *op,
+                                                         unsigned size, unsigned acc, uint64_t *lin)
+{
+    if (likely(op->flags & OPF_FLAT)) {
+        *lin = op_flat(c, op);
+        return true;
+    }
     return lin_of(c, op->seg, op_ea(c, op), size, acc, lin);
 }
 
-static inline bool mem_load(struct cpu *c, uint64_t lin, unsigned size, uint64_t *out)
+static inline __attribute__((always_inline)) bool mem_load(struct cpu *c, uint64_t lin,
+                                                           unsigned size, uint64_t *out)
 {
     const uint8_t *p = tlb_r(c, lin, size);
 
@@ -131,7 +165,8 @@ static inline bool mem_load(struct cpu *c, uint64_t lin, unsigned size, uint64_t
     return mmu_read(c, lin, size, out);
 }
 
-static inline bool mem_store(struct cpu *c, uint64_t lin, unsigned size, uint64_t v)
+static inline __attribute__((always_inline)) bool mem_store(struct cpu *c, uint64_t lin,
+                                                            unsigned size, uint64_t v)
 {
     uint8_t *p = tlb_w(c, lin, size);
 
@@ -163,7 +198,8 @@ static inline bool mem_store_bytes(struct cpu *c, uint64_t lin, const void *from
 }
 
 /* First half of a read-modify-write: checks that the second, mem_store, cannot fault. */
-static inline bool mem_load_w(struct cpu *c, uint64_t lin, unsigned size, uint64_t *out)
+static inline __attribute__((always_inline)) bool mem_load_w(struct cpu *c, uint64_t lin,
+                                                             unsigned size, uint64_t *out)
 {
     const uint8_t *p = tlb_w(c, lin, size);
 

@@ -123,46 +123,44 @@ static inline bool undisturbed(const struct cpu *c)
 
 /* ---- blocks */
 
-/* Runs the ops of a block and counts them; `mask` is what instruction pointers are cut to. */
-static inline __attribute__((always_inline)) enum op_result
-run_ops(struct cpu *c, const struct op *op, uint64_t mask)
+static uint64_t ip_cut(const struct cpu *c, uint64_t ip)
 {
-    uint64_t ip = c->rip, n = 0;
-    enum op_result r;
-
-    do {
-        c->rip = ip;
-        ip = (ip + op->len) & mask;
-        c->next = ip;
-        r = op->fn(c, op);
-        if (unlikely(r != R_OK)) {
-            c->count += n + (r != R_STOP);
-            return r;
-        }
-        n++;
-        op++;
-    } while (op->fn && likely(!c->smc));
-    c->rip = ip;
-    c->count += n;
-    return c->smc ? R_LOOK : R_BREAK;
+    return c->mode == MODE_64 ? ip : (uint32_t)ip;
 }
 
-static uint64_t ip_mask(const struct cpu *c)
+/* Runs the ops of a block and counts them. */
+static inline enum op_result run_ops(struct cpu *c, const struct block *b)
 {
-    return c->mode == MODE_64 ? UINT64_MAX : UINT32_MAX;
+    const struct op *op = b->ops;
+    enum op_result r;
+
+    c->next = c->rip;
+    do {
+        c->op = op;
+        c->next += op->len;
+        r = op->fn(c, op);
+        op = c->op + 1; /* it may have gone on */
+    } while (r == R_OK && likely(!c->smc));
+    c->count += (uint64_t)(op - b->ops) - (r == R_STOP || r == R_END);
+    if (r == R_STOP)
+        c->rip = ip_cut(c, c->next - c->op->len);
+    else if (r <= R_END)
+        c->rip = ip_cut(c, c->next);
+    c->op = NULL;
+    return r == R_OK ? R_LOOK : r;
 }
 
 /* From block to block. */
 static void run_blocks(struct cpu *c)
 {
-    uint64_t mask = ip_mask(c), from;
     struct block *b;
+    uint64_t from;
 
     c->smc = false;
     b = code_find(c);
     while (likely(b != NULL)) {
         from = c->rip;
-        if (unlikely(run_ops(c, b->ops, mask) != R_BREAK) || unlikely(!undisturbed(c)) ||
+        if (unlikely(run_ops(c, b) > R_BREAK) || unlikely(c->smc) || unlikely(!undisturbed(c)) ||
             unlikely(c->count >= c->budget))
             return;
         b = code_follow(c, b, from);
@@ -180,24 +178,19 @@ static void single_step_trap(struct cpu *c)
 static void run_one(struct cpu *c)
 {
     bool step = (c->fl_sys & FL_TF) != 0;
-    struct block *b;
+    struct op op[2];
+    struct block *b, one = {.ops = op, .nr = 1};
 
     c->smc = false;
     b = code_find(c);
     if (!b)
         return;
-    c->next = (c->rip + b->ops->len) & ip_mask(c);
-    switch (b->ops->fn(c, b->ops)) {
-    case R_STOP:
+    op[0] = b->ops[0];
+    op[1] = code_end_op;
+    if (run_ops(c, &one) == R_STOP) {
         c->shadow = c->shadow && !c->exc.pending; /* a handler begins without one */
         return;
-    case R_OK:
-        c->rip = c->next;
-        break;
-    default:
-        break;
     }
-    c->count++;
     c->shadow = false;
     if (unlikely(step) && !c->shadow_stack) /* MOV SS puts the trap off */
         single_step_trap(c);
