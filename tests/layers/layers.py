@@ -33,12 +33,13 @@ TABLE = {
     "hv/boot": ({"hv/boot", "hv/mm", "proto"}, "hosted", set()),
     "hv/vm": ({"hv/vm", "hv/boot", "hv/cpu", "hv/dev", "hv/host", "hv/mm", "proto"}, "hosted", set()),
     "hv/call": ({"hv/call", "hv/vm", "hv/host", "hv/mm", "proto"}, "hosted", set()),
+    "conform": ({"conform", "hv/host/plugin.h", "hv/host/error.h", "proto"}, "hosted", {"seccomp"}),
     "plugins": ({"proto/plugin.h"}, FREESTANDING, set()),
     "daemon": ({"daemon", "proto"}, "hosted",
                {"libuv", "json-c", "libxml2", "microhttpd", "systemd"}),
     "cli": ({"cli", "proto"}, "hosted", {"json-c", "curl"}),
 }
-OURS = {"proto", "hv", "plugins", "daemon", "cli", "tests"}
+OURS = {"proto", "hv", "plugins", "conform", "daemon", "cli", "tests"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)
 PLAIN_SYMBOL = re.compile(r"^(mem|str)[a-z]+$")
 RUNTIME_SYMBOLS = {"_GLOBAL_OFFSET_TABLE_", "__stack_chk_fail", "__cxa_finalize", "__gmon_start__",
