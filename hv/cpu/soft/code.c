@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "hv/cpu/soft/decode.h"
+#include "hv/cpu/soft/lazy.h"
 #include "hv/cpu/soft/mmu.h"
 #include "hv/cpu/soft/soft_vm.h"
 
@@ -70,7 +71,7 @@ static unsigned bucket_of(uint64_t gfn)
 
 struct code_cache *code_cache_create(void)
 {
-    struct code_cache *cc = calloc(1, sizeof *cc);
+    struct code_cache *cc = lazy_alloc(sizeof *cc);
 
     if (cc)
         cc->epoch = cc->gen = 1;
@@ -109,7 +110,7 @@ void code_cache_destroy(struct code_cache *cc)
     if (!cc)
         return;
     cache_empty(cc);
-    free(cc);
+    lazy_free(cc, sizeof *cc);
 }
 
 /* Slots and links hold no longer. */

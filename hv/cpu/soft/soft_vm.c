@@ -1,9 +1,9 @@
 #include "hv/cpu/soft/soft_vm.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "hv/cpu/soft/code.h"
+#include "hv/cpu/soft/lazy.h"
 #include "hv/cpu/soft/mmu.h"
 
 #define POOL_MAX 64u
@@ -18,7 +18,7 @@ static struct {
 
 static struct soft_vm *create(void)
 {
-    struct soft_vm *s = calloc(1, sizeof *s);
+    struct soft_vm *s = lazy_alloc(sizeof *s);
 
     if (!s)
         return NULL;
@@ -78,7 +78,7 @@ void soft_vm_put(struct soft_vm *s)
         return;
     pthread_mutex_destroy(&s->lock);
     pthread_cond_destroy(&s->cond);
-    free(s);
+    lazy_free(s, sizeof *s);
 }
 
 void soft_vm_add(struct soft_vm *s, struct cpu *c)
