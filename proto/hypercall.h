@@ -161,6 +161,7 @@ struct mf_vm_info {
     uint64_t leaves[3];       /* of 4 KiB, 2 MiB, 1 GiB; all roots */
     uint64_t frames_given;    /* given back by balloon calls in this life; may be backed again */
     uint64_t frames_taken;    /* backed by balloon calls in this life */
+    uint64_t claim_left;      /* frames promised and not yet taken */
 };
 
 /* ---- calls */
@@ -216,11 +217,16 @@ struct mf_reply_heap_info {
     uint64_t refused_plugin; /* blocks of an allocator refused by the frame table */
     uint64_t init_ns;        /* from no allocator to all frames given */
     uint64_t swaps;
-    uint64_t swap_pause_ns;     /* of the last swap */
-    uint64_t meta_bytes;        /* reserved for the allocator */
-    int32_t largest_free_order; /* -1: none */
-    uint32_t reserved;
+    uint64_t swap_pause_ns;      /* of the last swap */
+    uint64_t meta_bytes;         /* reserved for the allocator */
+    int32_t largest_free_order;  /* -1: none */
+    uint32_t scrub;              /* enum mf_heap_scrub */
     char allocator[MF_NAME_MAX]; /* empty: none */
+    uint64_t claimed;            /* of the free ones: promised to VMs */
+    uint64_t offline;            /* out of use */
+    uint64_t offline_waiting;    /* in use and marked: out of use when they are freed */
+    uint64_t scrubbed;           /* frames ever zeroed by writing, and by giving them to the host */
+    uint64_t punched;
 };
 
 struct mf_reply_heap_audit {
@@ -235,9 +241,31 @@ struct mf_reply_heap_audit {
     uint64_t listed_free;   /* frames that the allocator lists */
     uint64_t listed_in_use; /* of them in use by the table: must be 0 */
     uint64_t lost;          /* free by the table, not listed: must be 0 */
+    uint64_t offline;       /* out of use */
 };
 
-#define MF_VM_RESET_ENDS 0x1u /* a guest's reset ends the VM instead of restarting it */
+enum mf_heap_scrub { MF_SCRUB_BACKGROUND = 0, MF_SCRUB_FREE = 1, MF_SCRUB_ALLOC = 2 };
+
+struct mf_args_heap_scrub {
+    uint32_t policy; /* enum mf_heap_scrub */
+    uint32_t reserved;
+};
+
+#define MF_HEAP_RANGE_MAX UINT64_C(32768)
+
+struct mf_args_heap_range {
+    uint64_t first;  /* machine frame */
+    uint64_t frames; /* 1 to MF_HEAP_RANGE_MAX, all of the core's memory */
+};
+struct mf_reply_heap_range {
+    uint64_t changed; /* went out of use, or into use, by this call */
+    uint64_t waiting; /* in use: marked, or the mark taken off */
+    uint64_t already; /* there was nothing to do */
+};
+
+#define MF_VM_RESET_ENDS  0x1u /* a guest's reset ends the VM instead of restarting it */
+#define MF_VM_CLAIM       0x2u /* all of the RAM is promised at the start, or it is refused */
+#define MF_VM_LARGE_PAGES 0x4u /* RAM is backed by 2 MiB where possible */
 
 struct mf_args_vm_create {
     char name[MF_VM_NAME_MAX];
@@ -446,8 +474,8 @@ _Static_assert(sizeof(struct mf_event) == 168, "mf_event");
 _Static_assert(sizeof(struct mf_args_vm_create) == 144, "mf_args_vm_create");
 _Static_assert(sizeof(struct mf_args_vm_image) == 48, "mf_args_vm_image");
 _Static_assert(sizeof(struct mf_end_report) == 320, "mf_end_report");
-_Static_assert(sizeof(struct mf_vm_info) == 576, "mf_vm_info");
-_Static_assert(sizeof(struct mf_reply_heap_info) == 320, "mf_reply_heap_info");
+_Static_assert(sizeof(struct mf_vm_info) == 584, "mf_vm_info");
+_Static_assert(sizeof(struct mf_reply_heap_info) == 360, "mf_reply_heap_info");
 _Static_assert(sizeof(struct mf_strategy_info) == 192, "mf_strategy_info");
 _Static_assert(sizeof(struct mf_reply_swap) == 96, "mf_reply_swap");
 

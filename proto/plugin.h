@@ -108,7 +108,8 @@ struct mf_allocator_ops {
     int (*init)(const struct mf_alloc_env *env);
     /*
      * Gives the frames [first, first + n) to the allocator: at start, and when it takes over from
-     * another one. Any alignment, any length; the ranges of several calls never overlap.
+     * another one. Any alignment, any length; the ranges of several calls never overlap. n is 0
+     * when there is nothing to take over: called at least once before alloc and free.
      */
     int (*add)(const struct mf_alloc_env *env, uint64_t first, uint64_t n);
     /*

@@ -70,6 +70,9 @@ struct vm *call_vm(struct call *c, uint32_t id);
     X(HOST_INFO)                                                                                   \
     X(HEAP_INFO)                                                                                   \
     X(HEAP_AUDIT)                                                                                  \
+    X(HEAP_SCRUB)                                                                                  \
+    X(HEAP_OFFLINE)                                                                                \
+    X(HEAP_ONLINE)                                                                                 \
     X(VM_CREATE)                                                                                   \
     X(VM_IMAGE)                                                                                    \
     X(VM_START)                                                                                    \

@@ -8,6 +8,8 @@
 enum args_id {
     ARGS_mf_args_none,
     ARGS_mf_args_hello,
+    ARGS_mf_args_heap_scrub,
+    ARGS_mf_args_heap_range,
     ARGS_mf_args_vm_create,
     ARGS_mf_args_vm_image,
     ARGS_mf_args_vm,
@@ -49,6 +51,7 @@ struct field {
 static const struct field fields[] = {
     FIELD(mf_args_none, reserved, RULE_ZERO),
     FIELD(mf_args_hello, reserved, RULE_ZERO),
+    FIELD(mf_args_heap_scrub, reserved, RULE_ZERO),
     FIELD(mf_args_vm_create, name, RULE_VM_NAME),
     FIELD(mf_args_vm_create, teardown, RULE_STRATEGY_NONE),
     FIELD(mf_args_vm_image, reserved, RULE_ZERO),

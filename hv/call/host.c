@@ -72,6 +72,12 @@ enum mf_status handle_HEAP_INFO(struct call *c)
     r->swap_pause_ns = i.swap_pause_ns;
     r->meta_bytes = i.meta_bytes;
     r->largest_free_order = i.largest_free_order;
+    r->scrub = i.scrub;
+    r->claimed = i.claimed;
+    r->offline = i.offline;
+    r->offline_waiting = i.offline_waiting;
+    r->scrubbed = i.scrubbed;
+    r->punched = i.punched;
     memcpy(r->allocator, i.allocator, sizeof r->allocator);
     return MF_OK;
 }
@@ -103,7 +109,69 @@ enum mf_status handle_HEAP_AUDIT(struct call *c)
     r->listed_free = a->listed_free;
     r->listed_in_use = a->listed_in_use;
     r->lost = a->lost;
+    r->offline = a->offline;
     return MF_OK;
+}
+
+_Static_assert((int)MF_SCRUB_BACKGROUND == (int)HEAP_SCRUB_BACKGROUND &&
+                   (int)MF_SCRUB_FREE == (int)HEAP_SCRUB_FREE &&
+                   (int)MF_SCRUB_ALLOC == (int)HEAP_SCRUB_ALLOC,
+               "policies");
+_Static_assert(MF_HEAP_RANGE_MAX == HEAP_OFFLINE_MAX, "frames of a call");
+
+enum mf_status handle_HEAP_SCRUB(struct call *c)
+{
+    const struct mf_args_heap_scrub *a = c->req.args;
+
+    if (a->policy >= HEAP_SCRUB_KINDS)
+        return error_set(&c->err, MF_E_RANGE, "policy",
+                         "%u: possible are 0, background, 1, at free, and 2, at allocation",
+                         a->policy);
+    heap_set_scrub(c->core->heap, (enum heap_scrub)a->policy);
+    sched_scrub(&c->core->vmm.sched); /* what another policy left dirty */
+    call_reply(c, sizeof(struct mf_reply_none));
+    return MF_OK;
+}
+
+static enum mf_status heap_range(struct call *c,
+                                 enum mf_status (*fn)(struct heap *, mfn_t, uint64_t,
+                                                      struct heap_offline_report *))
+{
+    const struct mf_args_heap_range *a = c->req.args;
+    uint64_t frames = heap_arena(c->core->heap)->frames;
+    struct heap_offline_report done;
+    struct mf_reply_heap_range *r;
+    enum mf_status st;
+
+    if (!a->frames || a->frames > MF_HEAP_RANGE_MAX)
+        return error_set(&c->err, MF_E_RANGE, "frames", "%llu frames: possible are 1 to %llu",
+                         (unsigned long long)a->frames, (unsigned long long)MF_HEAP_RANGE_MAX);
+    if (a->first >= frames || a->frames > frames - a->first)
+        return error_set(&c->err, MF_E_RANGE, "first",
+                         "the %llu frames from %llu on are not all of the core's %llu",
+                         (unsigned long long)a->frames, (unsigned long long)a->first,
+                         (unsigned long long)frames);
+    st = fn(c->core->heap, mfn(a->first), a->frames, &done);
+    if (st)
+        return st;
+    r = call_reply(c, sizeof *r);
+    r->changed = done.changed;
+    r->waiting = done.waiting;
+    r->already = done.already;
+    return MF_OK;
+}
+
+enum mf_status handle_HEAP_OFFLINE(struct call *c)
+{
+    return heap_range(c, heap_offline);
+}
+
+enum mf_status handle_HEAP_ONLINE(struct call *c)
+{
+    enum mf_status st = heap_range(c, heap_online);
+
+    sched_scrub(&c->core->vmm.sched); /* they come back dirty */
+    return st;
 }
 
 enum mf_status handle_SUBSCRIBE(struct call *c)

@@ -286,6 +286,9 @@ static enum mf_status fill_new(struct swap *s, struct given *v)
         give_group(s->h, g, &add, v);
     runs_flush(&add);
     s->ranges += add.count;
+    /* Nothing is free: said too, so that no allocator takes untouched metadata for all free. */
+    if (add.status == MF_PL_OK && !add.count)
+        add.status = s->new.ops->add(&s->new.env, 0, 0);
     return add.status == MF_PL_OK ? MF_OK
                                   : fail(s, MF_E_PLUGIN, "the new allocator refuses free frames");
 }

@@ -11,7 +11,7 @@
 
 static struct s2_region region(struct vm *vm, unsigned i)
 {
-    struct boot_ram ram = boot_ram_layout(vm->config.memory);
+    struct boot_ram ram = vm_ram(vm);
 
     if (!i)
         return (struct s2_region){gfn(0), ram.low >> FRAME_SHIFT};

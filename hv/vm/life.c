@@ -94,7 +94,29 @@ static enum mf_status life_take_owner(struct vm *vm, uint64_t quota)
     return st;
 }
 
-static enum mf_status life_make_stage2(struct vm *vm)
+/*
+ * What a VM claims at its start: its RAM, and the tables for all of it in one root, with the roots
+ * and the second stage's own frame. More tables (another root) come from what is free then.
+ */
+static enum mf_status life_claim(struct vm *vm, struct mf_error *e)
+{
+    uint64_t frames = vm->config.memory >> FRAME_SHIFT;
+    struct heap_shortage why;
+    enum mf_status st;
+
+    if (!(vm->config.flags & MF_VM_CLAIM))
+        return MF_OK;
+    frames += frames / MF_PT_ENTRIES + frames / (MF_PT_ENTRIES * MF_PT_ENTRIES) + 24;
+    st = heap_claim(vm->vmm->heap, vm->owner, frames, &why);
+    if (!st)
+        return MF_OK;
+    return error_set(e, st, "memory",
+                     "the claim of %" PRIu64 " frames, tables included, is refused: %" PRIu64
+                     " frames are free, %" PRIu64 " of them claimed",
+                     why.asked, why.free, why.claimed);
+}
+
+static enum mf_status life_make_stage2(struct vm *vm, struct mf_error *e)
 {
     struct boot_ram ram = vm_ram(vm);
     struct s2_config c = {
@@ -103,6 +125,7 @@ static enum mf_status life_make_stage2(struct vm *vm)
         .nr_regions = ram.high ? 2 : 1,
         .regions = {{gfn(0), ram.low >> FRAME_SHIFT},
                     {gpa_to_gfn(gpa(BOOT_HIGH_BASE)), ram.high >> FRAME_SHIFT}},
+        .fault_order = vm->config.flags & MF_VM_LARGE_PAGES ? ORDER_2M : ORDER_4K,
     };
 
     /* RAM, and tables for every leaf of it in each root, with room to spare: a bound, not a guess.
@@ -112,11 +135,17 @@ static enum mf_status life_make_stage2(struct vm *vm)
     enum mf_status st = life_take_owner(vm, quota);
 
     if (st)
-        return st;
+        return error_set(e, st, "memory", "the VM cannot own memory: %s", mf_status_text(st));
     c.owner = vm->owner;
-    st = stage2_create(vm->vmm->heap, &c, &vm->s2);
+    st = life_claim(vm, e);
     if (st)
-        heap_owner_end(vm->vmm->heap, c.owner);
+        goto fail;
+    st = stage2_create(vm->vmm->heap, &c, &vm->s2);
+    if (!st)
+        return MF_OK;
+    error_set(e, st, "memory", "the VM's tables cannot be made: %s", mf_status_text(st));
+fail:
+    heap_owner_end(vm->vmm->heap, c.owner);
     return st;
 }
 
@@ -172,10 +201,10 @@ enum mf_status vm_life_begin(struct vm *vm, struct mf_error *e)
     if (st)
         return st;
     life_reset_machine(vm);
-    st = life_make_stage2(vm);
+    st = life_make_stage2(vm, e);
     if (st) {
         vm->s2 = NULL;
-        return error_set(e, st, "memory", "the VM's tables cannot be made: %s", mf_status_text(st));
+        return st;
     }
     vm->engine.s2 = vm->s2;
     st = vm->engine.ops->vm_init(&vm->engine);
@@ -302,8 +331,24 @@ static enum mf_status start_locked(struct vm *vm, struct mf_error *e)
     return st;
 }
 
+/* No memory, but that of other VMs is on its way back: the start waits for it, not for ever. */
+static bool worth_waiting(struct vm *vm, enum mf_status st, bool hope)
+{
+    uint64_t t = now(vm);
+
+    if (st != MF_E_NO_MEMORY || !hope ||
+        (vm->start_waits && t - vm->start_waits > VM_START_WAIT_NS)) {
+        vm->start_waits = 0;
+        return false;
+    }
+    if (!vm->start_waits)
+        vm->start_waits = t;
+    return true;
+}
+
 enum mf_status vm_start(struct vm *vm, struct mf_error *e)
 {
+    bool hope = vmm_memory_coming(vm->vmm); /* before: it may all be back by the time of failing */
     enum mf_status st;
 
     /* The worker that ended the last life may still hold the VM for an instant. */
@@ -312,6 +357,8 @@ enum mf_status vm_start(struct vm *vm, struct mf_error *e)
     pthread_mutex_lock(&vm->lock);
     st = start_locked(vm, e);
     pthread_mutex_unlock(&vm->lock);
+    if (worth_waiting(vm, st, hope))
+        return MF_AGAIN;
     if (st)
         return st;
     /* Nobody else looks at a VM that is starting and has no job: load a small image here. */

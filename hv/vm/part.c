@@ -233,10 +233,18 @@ enum mf_status vm_part_flush(struct vm *vm, uint64_t epoch)
     return MF_AGAIN;
 }
 
-/* Others' memory is on its way back: worth another try. */
-static enum mf_status or_wait(struct vm *vm, enum mf_status st)
+/*
+ * Others' memory is on its way back, or was when this began: worth another try. To be asked before,
+ * because it may all be back by the time of the failure.
+ */
+static bool hope(const struct vm *vm)
 {
-    return st == MF_E_NO_MEMORY && atomic_load(&vm->vmm->stopping) ? MF_AGAIN : st;
+    return vmm_memory_coming(vm->vmm) && now(vm) - vm->part.on->began < VM_START_WAIT_NS;
+}
+
+static enum mf_status or_wait(bool hope, enum mf_status st)
+{
+    return st == MF_E_NO_MEMORY && hope ? MF_AGAIN : st;
 }
 
 /* ---- give back */
@@ -264,6 +272,7 @@ static enum mf_status give_edges(struct vm *vm, struct vm_part_request *r)
 {
     struct vm_part *p = &vm->part;
     uint64_t left = r->first + r->frames - p->at;
+    bool wait = hope(vm);
     const struct strategy *s;
     enum mf_status st;
     unsigned splits;
@@ -272,7 +281,7 @@ static enum mf_status give_edges(struct vm *vm, struct vm_part_request *r)
     st = stage2_split_edges(vm->s2, gfn(p->at), p->chunk - p->at, &splits);
     r->result.splits += splits;
     if (st)
-        return or_wait(vm, st);
+        return or_wait(wait, st);
     if (!zap_claim(vm))
         return MF_AGAIN;
     s = p->other ? p->other : vm->teardown;
@@ -374,6 +383,7 @@ static enum mf_status give_step(struct vm *vm, struct vm_part_request *r)
 static enum mf_status take_step(struct vm *vm, struct vm_part_request *r)
 {
     uint64_t *at = &vm->part.at, end = r->first + r->frames;
+    bool wait = hope(vm);
     struct s2_leaf leaf;
 
     for (unsigned i = 0; i < VM_PART_TAKE_STEP && *at < end; i++) {
@@ -382,7 +392,7 @@ static enum mf_status take_step(struct vm *vm, struct vm_part_request *r)
         if (st == MF_E_NOT_FOUND) {
             st = stage2_fault(vm->s2, 0, gfn(*at), S2_READ, &leaf);
             if (st)
-                return or_wait(vm, st);
+                return or_wait(wait, st);
             r->result.frames += UINT64_C(1) << leaf.order;
         } else if (st) {
             return st;

@@ -240,7 +240,7 @@ static enum mf_status check_config(struct vmm *m, const struct mf_args_vm_create
 
     if (st)
         return st;
-    if (c->flags & ~MF_VM_RESET_ENDS)
+    if (c->flags & ~(MF_VM_RESET_ENDS | MF_VM_CLAIM | MF_VM_LARGE_PAGES))
         return error_set(e, MF_E_RESERVED, "flags", "unknown flags 0x%x", c->flags);
     if (c->engine > MF_ENGINE_KVM)
         return error_set(e, MF_E_RANGE, "engine", "%u is no engine", c->engine);
@@ -427,6 +427,8 @@ static void info_counters(struct vm *vm, struct mf_vm_info *out)
     out->dirty_log = vm->part.dirty != NULL;
     out->frames_given = vm->part.given;
     out->frames_taken = vm->part.taken;
+    if (vm->config.flags & MF_VM_CLAIM)
+        out->claim_left = heap_claim_left(vm->vmm->heap, vm->owner);
 }
 
 void vm_get_info(struct vm *vm, struct mf_vm_info *out)

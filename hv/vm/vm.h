@@ -34,6 +34,7 @@
 #define VM_TRACK_STEP     1024u
 #define VM_SCRUB_STEP     64u
 #define VM_STRATEGY_TRIES 4u
+#define VM_START_WAIT_NS  UINT64_C(2000000000)
 
 struct vm;
 struct vmm;
@@ -84,6 +85,7 @@ struct vm {
     uint32_t id;
     struct mf_args_vm_create config;
     uint64_t created_at;
+    uint64_t start_waits;    /* control thread: since when a start waits for memory, 0: none does */
     struct vm *next, *prev;  /* registry: by id */
     struct vm *next_by_name; /* registry: chain of a name's bucket */
     struct vm_dying *dying;  /* under vmm->dying_lock: of earlier lives, the last one first */
@@ -176,6 +178,12 @@ enum mf_status vmm_init(struct vmm *m, struct heap *heap, struct strategies *str
 void vmm_set_engine(struct vmm *m, enum mf_engine engine, unsigned pool);
 /* Every VM must be off. */
 void vmm_fini(struct vmm *m);
+
+/* Memory of VMs that have ended is on its way back to the heap. Any thread. */
+static inline bool vmm_memory_coming(struct vmm *m)
+{
+    return atomic_load(&m->stopping) || atomic_load(&m->reaper.trees);
+}
 
 /* A strategy was loaded: trees that none could take apart get another chance. Any thread. */
 void vmm_reap_retry(struct vmm *m);
