@@ -185,7 +185,7 @@ static void write_time(struct rtc *r, unsigned n, uint8_t v)
                 *written(r, i) = time_register(r, i);
     *written(r, n) = v;
     if (!(r->ram[REG_B] & B_SET))
-        r->base_ns += written_ns(r) + part - wall_ns(r);
+        r->base_ns = written_ns(r) + part - (int64_t)dev_timers_now(r->timers);
 }
 
 /* ---- interrupts */
