@@ -233,7 +233,8 @@ static enum mf_status alloc_block(struct heap *h, unsigned cpu, unsigned order, 
     bool shared;
 
     s = heap_enter(h, cpu, &shared);
-    if (!heap_credit_take(s, owner, n, &t->claimed))
+    t->claimed = 0;
+    if (!heap_credit_take(s, owner, n))
         s = heap_credit_find(h, s, cpu, &shared, owner, n, &t->claimed, &st);
     if (st == MF_OK) {
         st = take_block(h, s, shared, cpu, order, t);
@@ -492,7 +493,6 @@ static void info_counters(const struct heap *h, struct heap_info *out)
         for (unsigned t = 0; t < 4; t++)
             used[t] += s->used[t];
         dirty += s->dirty;
-        claimed += s->backed;
         out->refused_double += s->refused[REFUSED_DOUBLE];
         out->refused_order += s->refused[REFUSED_ORDER];
         out->refused_owner += s->refused[REFUSED_OWNER];

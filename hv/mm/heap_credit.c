@@ -33,45 +33,55 @@ static int64_t charge(struct heap_owner *o, int64_t need, int64_t want)
 }
 
 /* The slot works for nobody: what it has at hand for its owner goes back. */
-static void let_owner_go(struct heap *h, struct heap_slot *s)
+static void let_owner_go(struct heap_slot *s)
 {
-    struct heap_owner *o = s->owner == OWNER_NONE ? NULL : heap_owner_find(h, s->owner);
-
-    if (o) {
-        atomic_fetch_sub(&o->used, s->quota);
-        atomic_fetch_add(&o->claim, s->backed);
-        atomic_fetch_add(&h->claimed, s->backed);
-    }
+    if (s->rec)
+        atomic_fetch_sub(&s->rec->used, s->quota);
     s->owner = OWNER_NONE;
-    s->quota = s->backed = 0;
+    s->rec = NULL;
+    s->quota = 0;
 }
 
-/* The slot works for `owner` and has n frames at hand for it, if they can be had so. */
-static enum mf_status refill(struct heap *h, struct heap_slot *s, uint32_t owner, int64_t n)
+/* Frames of a claim that were not used after all. */
+static void move_claim(struct heap *h, struct heap_owner *o, int64_t c)
 {
-    struct heap_owner *o = heap_owner_find(h, owner);
-    int64_t need;
+    if (!c)
+        return;
+    atomic_fetch_add(&o->claim, c);
+    atomic_fetch_add(&h->claimed, c);
+}
+
+/* Pays for n frames of `owner`; nothing is paid when it cannot be done. */
+static enum mf_status pay(struct heap *h, struct heap_slot *s, uint32_t owner, int64_t n,
+                          int64_t *claimed)
+{
+    int64_t c = 0, need;
 
     if (s->owner != owner) {
-        let_owner_go(h, s);
+        let_owner_go(s);
         s->owner = owner;
-        s->quota = o ? 0 : HEAP_UNLIMITED;
+        s->rec = heap_owner_find(h, owner);
+        s->quota = s->rec ? 0 : HEAP_UNLIMITED;
     }
-    if (s->quota < n) {
-        s->quota += charge(o, n - s->quota, n - s->quota + HEAP_CREDIT_BATCH);
-        if (s->quota < n)
-            return MF_E_QUOTA;
+    if (s->quota < n && s->rec)
+        s->quota += charge(s->rec, n - s->quota, n - s->quota + HEAP_CREDIT_BATCH);
+    if (s->quota < n)
+        return MF_E_QUOTA;
+    if (s->rec)
+        c = fetch(&s->rec->claim, 1, n);
+    need = n - c - s->avail;
+    if (need > 0)
+        s->avail += fetch(&h->avail, need, need + HEAP_CREDIT_BATCH);
+    if (s->avail < n - c) {
+        if (c)
+            atomic_fetch_add(&s->rec->claim, c);
+        return MF_E_NO_MEMORY;
     }
-    if (o && s->backed < n && atomic_load_explicit(&o->claim, memory_order_relaxed)) {
-        int64_t got = fetch(&o->claim, 1, n - s->backed + HEAP_CREDIT_BATCH);
-
-        atomic_fetch_sub(&h->claimed, got);
-        s->backed += got;
-    }
-    need = n - (s->backed < n ? s->backed : n);
-    if (s->avail < need)
-        s->avail += fetch(&h->avail, need - s->avail, need - s->avail + HEAP_CREDIT_BATCH);
-    return s->avail < need ? MF_E_NO_MEMORY : MF_OK;
+    atomic_fetch_sub(&h->claimed, c);
+    s->quota -= n;
+    s->avail -= n - c;
+    *claimed = c;
+    return MF_OK;
 }
 
 void heap_credit_gather(struct heap *h, uint32_t owner)
@@ -82,52 +92,37 @@ void heap_credit_gather(struct heap *h, uint32_t owner)
         atomic_fetch_add(&h->avail, s->avail);
         s->avail = 0;
         if (s->owner == owner)
-            let_owner_go(h, s);
+            let_owner_go(s);
     }
-}
-
-/* An owner that has gone meanwhile has no claim left: the frames are anybody's. */
-static void return_claim(struct heap *h, struct heap_slot *s, uint32_t owner, int64_t n)
-{
-    struct heap_owner *o = heap_owner_find(h, owner);
-
-    if (!n)
-        return;
-    if (!o) {
-        s->avail += n;
-        return;
-    }
-    atomic_fetch_add(&o->claim, n);
-    atomic_fetch_add(&h->claimed, n);
 }
 
 struct heap_slot *heap_credit_find(struct heap *h, struct heap_slot *s, unsigned cpu, bool *shared,
                                    uint32_t owner, int64_t n, int64_t *claimed, enum mf_status *st)
 {
-    *st = refill(h, s, owner, n);
+    *st = pay(h, s, owner, n, claimed);
     if (*st != MF_OK) {
         heap_leave(s);
         heap_lock_all(h);
         heap_credit_gather(h, owner);
-        *st = refill(h, heap_slot_of(h, cpu, shared), owner, n);
+        *st = pay(h, heap_slot_of(h, cpu, shared), owner, n, claimed);
         s = heap_keep_one(h, cpu, shared);
     }
-    if (*st == MF_OK && !heap_credit_take(s, owner, n, claimed))
-        *st = MF_E_NO_MEMORY;
     return s;
 }
 
 void heap_credit_refund(struct heap *h, struct heap_slot *s, uint32_t owner, int64_t n,
                         int64_t claimed)
 {
-    s->avail += n - claimed;
-    if (s->owner == owner) { /* not the case when another came while the locks changed hands */
+    struct heap_owner *o = heap_owner_find(h, owner);
+
+    /* An owner that has gone meanwhile has no claim left: the frames are anybody's. */
+    s->avail += o ? n - claimed : n;
+    if (o)
+        move_claim(h, o, claimed);
+    if (s->owner == owner)
         s->quota += n;
-        s->backed += claimed;
-        return;
-    }
-    heap_credit_return(h, owner, n);
-    return_claim(h, s, owner, claimed);
+    else /* another came while the locks changed hands */
+        heap_credit_return(h, owner, n);
 }
 
 void heap_credit_return(struct heap *h, uint32_t owner, int64_t n)
@@ -158,7 +153,7 @@ bool heap_credit_ok(const struct heap *h)
     int64_t sum = atomic_load(&h->avail) + atomic_load(&h->claimed), used = 0;
 
     for (unsigned i = 0; i < h->slots; i++) {
-        sum += h->slot[i].avail + h->slot[i].backed;
+        sum += h->slot[i].avail;
         for (unsigned t = 0; t < 4; t++)
             used += h->slot[i].used[t];
     }

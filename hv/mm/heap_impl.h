@@ -10,10 +10,9 @@
  *
  * Free frames are counted like money, so that a claim holds without a counter that all CPUs fight
  * for: what nobody has claimed lies in heap.avail or, taken from there in advance, in the `avail`
- * of a slot; what an owner has claimed lies in its record or in the `backed` of a slot that works
- * for it. An allocation pays from its slot, which fetches more when it runs out. Only when that
- * fails everything is gathered with all slots locked, and the answer is exact. Quotas work the same
- * way.
+ * of a slot; what an owner has claimed lies in its record and is used first. An allocation pays
+ * from its slot, which fetches more when it runs out. Only when that fails everything is gathered
+ * with all slots locked, and the answer is exact. Quotas work the same way.
  */
 #ifndef MAYFLY_MM_HEAP_IMPL_H
 #define MAYFLY_MM_HEAP_IMPL_H
@@ -36,10 +35,10 @@ enum { REFUSED_DOUBLE, REFUSED_ORDER, REFUSED_OWNER, REFUSED_PLUGIN, REFUSED_KIN
 struct heap_slot {
     _Alignas(128) struct mm_lock lock; /* two lines: CPUs fetch neighbours */
     /* Under lock. */
-    uint32_t owner; /* whose quota and claim are at hand here; OWNER_NONE: nobody's */
-    int64_t quota;  /* frames it may still take here */
-    int64_t backed; /* frames of its claim */
-    int64_t avail;  /* free frames that nobody has claimed, paid out here */
+    uint32_t owner;         /* whose quota is at hand here; OWNER_NONE: nobody's */
+    struct heap_owner *rec; /* its record, NULL when it has none and thus no limit */
+    int64_t quota;          /* frames it may still take here */
+    int64_t avail;          /* free frames that nobody has claimed, paid out here */
     uint64_t changes;
     /* A slot's share may be negative where it is a difference; the sums are right. */
     int64_t used[4]; /* frames by enum frame_type; NONE: out of use */
@@ -53,7 +52,7 @@ struct heap_owner {
     uint32_t reserved;
     _Atomic int64_t used; /* frames it holds and such as slots have at hand for it */
     _Atomic int64_t limit;
-    _Atomic int64_t claim; /* frames promised to it, beside what slots have at hand */
+    _Atomic int64_t claim; /* frames promised to it */
 };
 
 /* An allocator at work: its operations and what was handed to it. */
@@ -80,7 +79,7 @@ struct heap {
     _Alignas(64) _Atomic bool busy; /* a swap or the end of an audit is under way */
     _Atomic int64_t avail;          /* free frames that nobody has claimed and no slot has at hand;
                                        below zero when frames behind claims went out of use */
-    _Atomic int64_t claimed;        /* sum of the owners' claims, beside what slots have at hand */
+    _Atomic int64_t claimed;        /* sum of the owners' claims */
     _Atomic uint64_t retired;       /* frames in all retire queues */
     _Atomic uint64_t waiting;       /* frames in use that are to go out of use */
     _Atomic uint64_t scrubbed, punched;
@@ -157,23 +156,20 @@ struct heap_owner *heap_owner_find(struct heap *h, uint32_t owner);
 
 /* ---- credit (heap_credit.c) */
 
-/* Pays for n frames of `owner` from what the slot has at hand; *claimed of them from its claim. */
-static inline bool heap_credit_take(struct heap_slot *s, uint32_t owner, int64_t n,
-                                    int64_t *claimed)
+/* Pays for n frames of `owner` from what the slot has at hand; not when it has a claim left. */
+static inline bool heap_credit_take(struct heap_slot *s, uint32_t owner, int64_t n)
 {
-    int64_t c = s->backed < n ? s->backed : n;
-
-    if (s->owner != owner || s->quota < n || s->avail < n - c)
+    if (s->owner != owner || s->quota < n || s->avail < n ||
+        (s->rec && atomic_load_explicit(&s->rec->claim, memory_order_relaxed)))
         return false;
     s->quota -= n;
-    s->backed -= c;
-    s->avail -= n - c;
-    *claimed = c;
+    s->avail -= n;
     return true;
 }
 /*
  * The same with all that is needed to find an exact answer. `s` is locked and is so afterwards,
- * which may be another one: it is returned. *st: MF_OK, MF_E_QUOTA or MF_E_NO_MEMORY.
+ * which may be another one: it is returned. *claimed: frames that the owner's claim paid for. *st:
+ * MF_OK, MF_E_QUOTA or MF_E_NO_MEMORY.
  */
 struct heap_slot *heap_credit_find(struct heap *h, struct heap_slot *s, unsigned cpu, bool *shared,
                                    uint32_t owner, int64_t n, int64_t *claimed, enum mf_status *st);

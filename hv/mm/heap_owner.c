@@ -122,9 +122,6 @@ static enum mf_status check_claim(const struct heap *h, const struct heap_owner 
                                   struct heap_shortage *w)
 {
     int64_t avail = atomic_load(&h->avail), claimed = atomic_load(&h->claimed);
-
-    for (unsigned i = 0; i < h->slots; i++)
-        claimed += h->slot[i].backed;
     *w = (struct heap_shortage){.asked = frames, .limit = UINT64_MAX};
     w->claimed = (uint64_t)claimed;
     w->free = avail + claimed > 0 ? (uint64_t)(avail + claimed) : 0;

@@ -29,6 +29,7 @@ enum {
     WRONG_FREE,     /* a free was refused */
     WRONG_SWAP,     /* a swap failed */
     WRONG_AUDIT,    /* the table and the allocator do not agree */
+    WRONG_OFFLINE,  /* frames did not go out of use, or not back */
     WRONG_KINDS
 };
 
@@ -139,6 +140,19 @@ static void *churn(void *arg)
     return NULL;
 }
 
+/* Frames leave and come back while others use them. */
+static void offline_some(struct world *w, unsigned i)
+{
+    mfn_t first = mfn(i * 977u % 16000);
+    struct heap_offline_report r;
+
+    if (heap_offline(w->e.heap, first, 100, &r) != MF_OK ||
+        r.changed + r.waiting + r.already != 100)
+        w->wrong[WRONG_OFFLINE]++;
+    if (heap_online(w->e.heap, first, 100, &r) != MF_OK || r.already)
+        w->wrong[WRONG_OFFLINE]++;
+}
+
 static void *keeper(void *arg)
 {
     struct world *w = arg;
@@ -148,6 +162,8 @@ static void *keeper(void *arg)
         struct heap_info info;
 
         heap_scrub_step(w->e.heap, 32);
+        heap_set_scrub(w->e.heap, (enum heap_scrub)(i / 30 % HEAP_SCRUB_KINDS));
+        offline_some(w, i);
         if (i % 20 == 0 && heap_select(w->e.heap, allocators[i / 20 % ALLOCATORS],
                                        w->alloc[i / 20 % ALLOCATORS], NULL, NULL) != MF_OK)
             w->wrong[WRONG_SWAP]++;
