@@ -60,18 +60,25 @@ _Static_assert(sizeof(struct op) == 32, "an op is 32 bytes");
 /* Decode modes: what the meaning of the bytes depends on. */
 enum cpu_mode { MODE_16, MODE_32, MODE_64 };
 
-#define TLB_BITS 8u
+#define TLB_BITS 10u
 #define TLB_SIZE (1u << TLB_BITS)
 
-/* Tags are the linear page and, in the low bits, the generation: a flush counts it up. */
+/*
+ * Tags are the linear page and, in the low bits, a generation: a flush counts it up. A right that
+ * is there has the tag of the entry. An entry of a global page outlives a load of CR3: its rights
+ * are out of date then, but `global` is not, and the first miss brings them up to date without a
+ * walk.
+ */
 struct tlb_entry {
     uint64_t r, w, x;
     uint64_t slow_w;  /* may be written, and it must be told: the frame holds code */
+    uint64_t tag;     /* of the rights that are there */
+    uint64_t global;  /* linear page and generation of global pages; 0: is none */
     uintptr_t addend; /* host address minus linear address */
     uint64_t gfn;
 };
 
-#define PTLB_SIZE 32u
+#define PTLB_SIZE 256u
 
 /* Guest frame to host page, below the TLB. */
 struct ptlb_entry {
@@ -150,8 +157,9 @@ struct cpu {
      * valid by the generations, which never go back. */
     struct cpu *next_free; /* in the pool; of the VM's list otherwise */
     struct code_cache *code;
-    uint64_t tlb_gen, ptlb_gen; /* low 12 bits of a tag */
-    uint64_t map_gen;           /* moves whenever a linear address may lead to another block */
+    uint64_t tlb_gen, global_gen, ptlb_gen; /* low 12 bits of a tag */
+    bool direct;      /* some entry gives the right to write since the last flush */
+    uint64_t map_gen; /* moves whenever a linear address may lead to another block */
     struct ptlb_entry ptlb[PTLB_SIZE];
     struct tlb_entry tlbs[2][TLB_SIZE]; /* supervisor, user */
 };

@@ -41,7 +41,7 @@ static struct cpu *pool_get(void)
         free(c);
         return NULL;
     }
-    c->tlb_gen = c->ptlb_gen = 1;
+    c->tlb_gen = c->global_gen = c->ptlb_gen = 1;
     return c;
 }
 

@@ -283,7 +283,7 @@ enum op_result exec_mov_to_cr(struct cpu *c, const struct op *op)
         ok = !cpu_long(c) || !(v >> 48);
         if (ok) {
             c->cr3 = v;
-            mmu_flush(c);
+            mmu_flush_space(c);
         }
         break;
     case 4:

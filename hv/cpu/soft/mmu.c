@@ -11,14 +11,23 @@
 static void tlb_clear(struct cpu *c)
 {
     memset(c->tlbs, 0, sizeof c->tlbs);
-    c->tlb_gen = 1;
+    c->tlb_gen = c->global_gen = 1;
+    c->direct = false;
 }
 
-void mmu_flush(struct cpu *c)
+void mmu_flush_space(struct cpu *c)
 {
     if (++c->tlb_gen > GEN_MASK)
         tlb_clear(c);
     c->map_gen++;
+}
+
+void mmu_flush(struct cpu *c)
+{
+    c->direct = false;
+    if (++c->global_gen > GEN_MASK)
+        tlb_clear(c);
+    mmu_flush_space(c);
 }
 
 void mmu_flush_page(struct cpu *c, uint64_t lin)
@@ -46,6 +55,8 @@ static void unwrite(struct tlb_entry *e)
 
 void mmu_unwrite(struct cpu *c, uint64_t g)
 {
+    if (!c->direct)
+        return;
     for (unsigned u = 0; u < 2; u++)
         for (unsigned i = 0; i < TLB_SIZE; i++)
             if (c->tlbs[u][i].gfn == g)
@@ -54,6 +65,8 @@ void mmu_unwrite(struct cpu *c, uint64_t g)
 
 void mmu_unwrite_watched(struct cpu *c)
 {
+    if (!c->direct)
+        return;
     for (unsigned u = 0; u < 2; u++)
         for (unsigned i = 0; i < TLB_SIZE; i++)
             if (c->tlbs[u][i].w && soft_vm_watches(c->svm, c->tlbs[u][i].gfn))
@@ -62,26 +75,46 @@ void mmu_unwrite_watched(struct cpu *c)
 
 /* ---- translation */
 
-static void tlb_fill(struct cpu *c, uint64_t lin, unsigned acc, bool user, uint64_t gfn,
+static void tlb_fill(struct cpu *c, uint64_t lin, unsigned acc, bool user, const struct walk *w,
                      uint8_t *page)
 {
     struct tlb_entry *e = tlb_slot(c->tlbs[user], lin);
-    uint64_t tag = (lin & PAGE_MASK) | c->tlb_gen;
+    uint64_t tag = (lin & PAGE_MASK) | c->tlb_gen, gfn = w->gpa >> FRAME_SHIFT;
     uintptr_t addend = (uintptr_t)page - (uintptr_t)(lin & PAGE_MASK);
 
-    if (e->addend != addend || e->gfn != gfn ||
-        (e->r != tag && e->w != tag && e->x != tag && e->slow_w != tag))
-        *e = (struct tlb_entry){.addend = addend, .gfn = gfn};
+    if (e->tag != tag || e->addend != addend || e->gfn != gfn)
+        *e = (struct tlb_entry){.tag = tag, .addend = addend, .gfn = gfn};
+    e->global = w->global ? (lin & PAGE_MASK) | c->global_gen : 0;
     if (acc == MMU_X)
         e->x = tag;
     else
         e->r = tag;
     if (acc != MMU_W)
         return;
-    if (soft_vm_watches(c->svm, gfn))
+    if (soft_vm_watches(c->svm, gfn)) {
         e->slow_w = tag;
-    else
+    } else {
         e->w = tag;
+        c->direct = true;
+    }
+}
+
+/* Brings a global entry up to date that a load of CR3 left behind. True: it gives the right. */
+static bool tlb_renew(struct cpu *c, uint64_t lin, unsigned acc, bool user, struct mmu_ref *ref)
+{
+    struct tlb_entry *e = tlb_slot(c->tlbs[user], lin);
+    uint64_t old = e->tag, tag = (lin & PAGE_MASK) | c->tlb_gen;
+
+    if (e->global != ((lin & PAGE_MASK) | c->global_gen) || old == tag)
+        return false;
+    e->tag = tag;
+    e->r = e->r == old ? tag : 0;
+    e->w = e->w == old ? tag : 0;
+    e->x = e->x == old ? tag : 0;
+    e->slow_w = e->slow_w == old ? tag : 0;
+    ref->host = (uint8_t *)(e->addend + (uintptr_t)lin);
+    ref->gpa = e->gfn << FRAME_SHIFT | PAGE_OFFS(lin);
+    return (acc == MMU_X ? e->x : acc == MMU_W ? e->w | e->slow_w : e->r) != 0;
 }
 
 /* The present instruction's memory operand is addressed through SS. */
@@ -98,6 +131,8 @@ bool mmu_ref(struct cpu *c, uint64_t lin, unsigned acc, bool user, struct mmu_re
 
     if (cpu_long(c) && !is_canonical(lin))
         return cpu_raise(c, through_stack(c) ? VEC_SS : VEC_GP, 0);
+    if (tlb_renew(c, lin, acc, user, ref))
+        return true;
     c->tlb_misses++;
     if (!walk_linear(c, lin, acc, user, &w))
         return false;
@@ -109,7 +144,7 @@ bool mmu_ref(struct cpu *c, uint64_t lin, unsigned acc, bool user, struct mmu_re
     if (p == PHYS_MMIO)
         return true;
     ref->host = page + PAGE_OFFS(w.gpa);
-    tlb_fill(c, lin, acc, user, w.gpa >> FRAME_SHIFT, page);
+    tlb_fill(c, lin, acc, user, &w, page);
     return true;
 }
 

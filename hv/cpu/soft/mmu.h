@@ -69,8 +69,10 @@ bool mmu_probe_write(struct cpu *c, uint64_t lin, unsigned size);
 bool mmu_read_bytes(struct cpu *c, uint64_t lin, void *p, unsigned n);
 bool mmu_write_bytes(struct cpu *c, uint64_t lin, const void *p, unsigned n);
 
-/* Forget translations: all of the first stage, one page, the second stage too. */
+/* Forget translations: all of the first stage, those that a load of CR3 drops, one page, the second
+ * stage too. */
 void mmu_flush(struct cpu *c);
+void mmu_flush_space(struct cpu *c);
 void mmu_flush_page(struct cpu *c, uint64_t lin);
 void mmu_flush_all(struct cpu *c);
 /* Takes the right to write directly from the entries of one guest frame (it became code), or of

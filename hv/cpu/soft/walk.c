@@ -8,6 +8,7 @@
 #define PTE_A        UINT64_C(0x20)
 #define PTE_D        UINT64_C(0x40)
 #define PTE_PS       UINT64_C(0x80)
+#define PTE_G        UINT64_C(0x100)
 #define PTE_NX       (UINT64_C(1) << 63)
 #define PTE_PHY      UINT64_C(0x0000fffffffff000) /* 48 bits of physical address are offered */
 #define PTE_TOO_HIGH UINT64_C(0x000f000000000000)
@@ -222,6 +223,7 @@ static bool walk_once(struct cpu *c, uint64_t lin, unsigned acc, bool user, stru
     if (!set_bits(c, &f, steps, n, acc == MMU_W, again))
         return false;
     w->gpa = leaf_gpa(&f, level, pte, lin);
+    w->global = (pte & PTE_G) && (c->cr4 & CR4_PGE);
     return true;
 }
 
@@ -229,6 +231,7 @@ bool walk_linear(struct cpu *c, uint64_t lin, unsigned acc, bool user, struct wa
 {
     if (!(c->cr0 & CR0_PG)) {
         w->gpa = lin;
+        w->global = false;
         return true;
     }
     for (;;) {

@@ -6,6 +6,7 @@
 
 struct walk {
     uint64_t gpa;
+    bool global; /* outlives a load of CR3 */
 };
 
 /* Linear to guest-physical, with rights checked and A/D set. False: #PF or an exit is queued. */
