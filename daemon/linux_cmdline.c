@@ -8,12 +8,8 @@ static const struct linux_option options[] = {
     {"panic=-1", "panic", "a kernel that panicked resets at once, so that its end is told"},
     {"reboot=k", "reboot", "by the keyboard controller, which is there: no other way is tried"},
     {"cryptomgr.notests", "cryptomgr.notests",
-     "two thirds of a boot's instructions are self-tests"},
-    {"no_timer_check", "no_timer_check", "the timer's interrupt works: no waiting for ten ticks"},
-    {"tsc=reliable", "tsc", "the TSC is derived from the host's clock: no watchdog"},
-    {"i8042.noaux", "i8042.noaux", "there is no mouse to look for"},
-    {"i8042.nomux", "i8042.nomux", "nor several"},
-    {"i8042.dumbkbd", "i8042.dumbkbd", "nor a keyboard with lamps"},
+     "two thirds of a boot's instructions would be self-tests"},
+    {"tsc=reliable", "tsc", "no watchdog that takes a busy host for a broken clock"},
     {NULL, NULL, NULL},
 };
 

@@ -3,6 +3,7 @@
 #   do=commands   run /commands.sh, then power off
 #   do=panic      make the kernel panic
 #   do=reboot     ask for a reset
+#   do=off        power off: what is left is the boot
 #   nothing       a shell on the console; its end powers off
 /bin/busybox --install -s /bin
 mount -t proc proc /proc
@@ -13,6 +14,7 @@ case " $(cat /proc/cmdline) " in
 *" do=commands "*) sh /commands.sh ;;
 *" do=panic "*) echo c >/proc/sysrq-trigger ;;
 *" do=reboot "*) reboot -f ;;
+*" do=off "*) ;;
 *) setsid cttyhack sh ;;
 esac
 poweroff -f
