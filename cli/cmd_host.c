@@ -278,6 +278,11 @@ static void print_heap(struct json_object *h)
     frames_field("tables", h, "used_table");
     frames_field("core", h, "used_core");
     frames_field("retired", h, "retired");
+    frames_field("claimed", h, "claimed");
+    frames_field("out of use", h, "offline");
+    frames_field("soon out of use", h, "offline_waiting");
+    print_field("scrub", "%s; %s frames zeroed so far, %s by the host", member_text(h, "scrub"),
+                unit_count(member_u64(h, "scrubbed"), a), unit_count(member_u64(h, "punched"), b));
     if (order >= 0 && order < 52)
         print_field("largest free", "%s", unit_bytes(UINT64_C(4096) << order, a));
     print_field("refused frees", "%llu double, %llu order, %llu owner, %llu by the plugin",
@@ -310,6 +315,7 @@ static enum cli_exit print_audit(struct json_object *a)
     frames_field("tables", a, "used_table");
     frames_field("core", a, "used_core");
     frames_field("retired", a, "retired");
+    frames_field("out of use", a, "offline");
     frames_field("allocator lists", a, "listed_free");
     for (size_t i = 0; i < sizeof members / sizeof members[0]; i++) {
         count_field(names[i], a, members[i]);
@@ -321,11 +327,11 @@ static enum cli_exit print_audit(struct json_object *a)
 
 enum cli_exit cmd_heap(struct cli *cli)
 {
-    bool audit = cli->nr_args == 1;
+    bool audit = cli->nr_args == 1 && strcmp(cli->args[0], "audit") == 0;
     struct json_object *o = NULL;
     enum cli_exit code;
-    if (audit && strcmp(cli->args[0], "audit") != 0)
-        return cli_usage(cli, "heap takes 'audit' or nothing, not '%s'", cli->args[0]);
+    if (cli->nr_args && !audit)
+        return cmd_heap_change(cli);
     code = api_call(cli, "GET", audit ? "/v1/host/heap/audit" : "/v1/host/heap", NULL, &o);
     if (!code && cli->json)
         api_print_json(cli);

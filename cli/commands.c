@@ -45,6 +45,15 @@ static const struct cli_option hello_options[] = {
         "module", 0, "TEXT", "file to load beside the kernel, a blank, its command line; repeat"   \
     }
 
+#define OPTION_CLAIM                                                                               \
+    {                                                                                              \
+        "claim", 0, NULL, "all of the RAM is promised at the start, or it is refused"              \
+    }
+#define OPTION_PAGES                                                                               \
+    {                                                                                              \
+        "pages", 0, "SIZE", "what backs the RAM where possible: 4K (default) or 2M"                \
+    }
+
 /* First the members of a definition, see definition.c; then what only a run has. */
 static const struct cli_option run_options[] = {
     {"name", 0, "NAME", "name of the VM while it runs (default: chosen)"},
@@ -56,6 +65,8 @@ static const struct cli_option run_options[] = {
     OPTION_ENGINE,
     OPTION_TEARDOWN,
     {"on-reset", 0, "WHAT", "what a guest's reset does: end (default) or restart"},
+    OPTION_CLAIM,
+    OPTION_PAGES,
     OPTION_TIMEOUT,
     {"report", 'r', NULL, "show times and teardown in full"},
     {"quiet", 'q', NULL, "only the guest's console, no line on how it ended"},
@@ -73,6 +84,8 @@ static const struct cli_option define_options[] = {
     OPTION_ENGINE,
     OPTION_TEARDOWN,
     {"on-reset", 0, "WHAT", "what a guest's reset does: restart (default) or end"},
+    OPTION_CLAIM,
+    OPTION_PAGES,
     {"uuid", 0, "UUID", "instead of a random one"},
     {"weight", 0, "N", "share of CPU, 1 to 10000 (default 100)"},
     {"cap", 0, "PERCENT", "most of one CPU for each vCPU, 0 for no cap"},
@@ -176,13 +189,17 @@ const struct cli_command cli_commands[] = {
     {"events", "[OPTIONS]", "show events as they happen", events_options, 0, 0, false, cmd_events},
     {"stats", "[VM...]", "counters of all VMs, or of these", NULL, 0, CLI_ARGS_MAX, false,
      cmd_stats},
+    {"balloon", "give|take VM ADDRESS SIZE", "give a range of a VM's memory back, or take it again",
+     NULL, 4, 4, false, cmd_balloon},
+    {"dirty", "start|stop VM | fetch VM ADDRESS SIZE", "log the pages that a VM writes", NULL, 2, 4,
+     false, cmd_dirty},
     {"dumpxml", "VM", "a VM's definition as domain XML", NULL, 1, 1, false, cmd_dumpxml},
     {"strategy", "list | show KIND NAME | load FILE | unload KIND NAME",
      "strategies: what is loaded, load, unload", NULL, 1, 3, false, cmd_strategy},
     {"use", "allocator NAME | teardown NAME [--vm VM]", "swap a strategy while VMs run",
      use_options, 2, 2, false, cmd_use},
-    {"heap", "[audit]", "the page heap; audit: walk the frame table and compare", NULL, 0, 1, false,
-     cmd_heap},
+    {"heap", "[audit | scrub POLICY | offline FIRST COUNT | online FIRST COUNT]",
+     "the page heap; audit: walk the frame table and compare", NULL, 0, 3, false, cmd_heap},
     {"host", "", "the host and its core", NULL, 0, 0, false, cmd_host},
     {"bench", "hello [OPTIONS]", "time the life of many VMs through the whole stack", bench_options,
      1, 1, false, cmd_bench},
@@ -270,7 +287,11 @@ static void completion_command(const struct cli_command *c)
     else if (strcmp(c->name, "use") == 0)
         fputs("; subs='allocator teardown'", stdout);
     else if (strcmp(c->name, "heap") == 0)
-        fputs("; subs=audit", stdout);
+        fputs("; subs='audit scrub offline online'", stdout);
+    else if (strcmp(c->name, "balloon") == 0)
+        fputs("; subs='give take'", stdout);
+    else if (strcmp(c->name, "dirty") == 0)
+        fputs("; subs='start stop fetch'", stdout);
     else if (strcmp(c->name, "bench") == 0)
         fputs("; subs=hello", stdout);
     fputs(" ;;\n", stdout);

@@ -128,6 +128,9 @@ enum cli_exit definition_from_options(struct cli *cli, const char *kernel, struc
     add_text(o, "engine", args_value(cli, "engine"));
     add_text(o, "teardown", args_value(cli, "teardown"));
     add_text(o, "on_reset", args_value(cli, "on-reset"));
+    add_text(o, "pages", args_value(cli, "pages"));
+    if (args_flag(cli, "claim"))
+        json_object_object_add(o, "claim", json_object_new_boolean(true));
     free(path);
     good = add_cmdline(cli, o) && add_file(cli, o, "initrd") && add_modules(cli, o) &&
            add_number(cli, o, "vcpus") && add_number(cli, o, "weight") && add_number(cli, o, "cap");

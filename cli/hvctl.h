@@ -190,6 +190,12 @@ enum cli_exit cmd_delete(struct cli *cli);
 enum cli_exit cmd_stats(struct cli *cli);
 enum cli_exit cmd_dumpxml(struct cli *cli);
 
+/* ---- cmd_memory.c */
+enum cli_exit cmd_balloon(struct cli *cli);
+enum cli_exit cmd_dirty(struct cli *cli);
+/* heap scrub, offline, online */
+enum cli_exit cmd_heap_change(struct cli *cli);
+
 /* ---- cmd_console.c */
 enum cli_exit cmd_console(struct cli *cli);
 /* Attaches this terminal to the VM's console until ^] or the VM's end. */

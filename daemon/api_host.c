@@ -38,6 +38,12 @@ static void heap_json(struct jsonw *w, const struct mf_reply_heap_info *h)
     jsonw_key(w, "largest_free_order");
     jsonw_i64(w, h->largest_free_order);
     jsonw_kstr(w, "allocator", name);
+    jsonw_kstr(w, "scrub", scrub_word(h->scrub));
+    jsonw_ku64(w, "claimed", h->claimed);
+    jsonw_ku64(w, "offline", h->offline);
+    jsonw_ku64(w, "offline_waiting", h->offline_waiting);
+    jsonw_ku64(w, "scrubbed", h->scrubbed);
+    jsonw_ku64(w, "punched", h->punched);
     jsonw_object_end(w);
 }
 
@@ -55,6 +61,7 @@ static void audit_json(struct jsonw *w, const struct mf_reply_heap_audit *a)
     jsonw_ku64(w, "listed_free", a->listed_free);
     jsonw_ku64(w, "listed_in_use", a->listed_in_use);
     jsonw_ku64(w, "lost", a->lost);
+    jsonw_ku64(w, "offline", a->offline);
     jsonw_object_end(w);
 }
 

@@ -89,7 +89,8 @@ bool def_equal(const struct vm_def *a, const struct vm_def *b)
 {
     return strcmp(a->name, b->name) == 0 && memcmp(a->uuid, b->uuid, 16) == 0 &&
            a->memory == b->memory && a->vcpus == b->vcpus && a->engine == b->engine &&
-           a->reset_ends == b->reset_ends && a->weight == b->weight && a->cap == b->cap &&
+           a->reset_ends == b->reset_ends && a->claim == b->claim &&
+           a->large_pages == b->large_pages && a->weight == b->weight && a->cap == b->cap &&
            strcmp(a->teardown, b->teardown) == 0 && text_equal(a->kernel, b->kernel) &&
            text_equal(a->cmdline, b->cmdline) && text_equal(a->initrd, b->initrd) &&
            modules_equal(a, b);

@@ -34,6 +34,8 @@ struct vm_def {
     uint32_t vcpus;
     enum mf_engine engine;
     bool reset_ends;
+    bool claim;                 /* the RAM is promised at the start, or it is refused */
+    bool large_pages;           /* RAM is backed by 2 MiB where possible */
     uint32_t weight;            /* 1 to 10000 */
     uint32_t cap;               /* percent, 0 for none */
     char teardown[MF_NAME_MAX]; /* empty: the default */

@@ -201,6 +201,26 @@ static enum mf_status read_on_reset(struct reader *r, struct json_object *v)
     return MF_OK;
 }
 
+static enum mf_status read_claim(struct reader *r, struct json_object *v)
+{
+    if (!json_object_is_type(v, json_type_boolean))
+        return wrong_type(r, "true or false");
+    r->d->claim = json_object_get_boolean(v);
+    return MF_OK;
+}
+
+static enum mf_status read_pages(struct reader *r, struct json_object *v)
+{
+    const char *s = get_text(r, v);
+
+    if (s == NULL)
+        return r->p->status;
+    if (strcmp(s, "4K") != 0 && strcmp(s, "2M") != 0)
+        return problem_set(r->p, MF_E_RANGE, r->key, "\"%.40s\": possible are 4K and 2M", s);
+    r->d->large_pages = s[0] == '2';
+    return MF_OK;
+}
+
 static enum mf_status read_weight(struct reader *r, struct json_object *v)
 {
     return get_number(r, v, 1, 10000, &r->d->weight);
@@ -227,6 +247,7 @@ static const struct member {
     {"initrd", read_initrd, false},     {"modules", read_modules, false},
     {"engine", read_engine, false},     {"teardown", read_teardown, false},
     {"on_reset", read_on_reset, false}, {"weight", read_weight, false},
+    {"claim", read_claim, false},       {"pages", read_pages, false},
     {"cap", read_cap, false},           {"timeout_ms", read_timeout, true},
 };
 
@@ -311,4 +332,6 @@ void def_to_json(const struct vm_def *d, struct jsonw *w)
     jsonw_kstr(w, "on_reset", d->reset_ends ? "end" : "restart");
     jsonw_ku64(w, "weight", d->weight);
     jsonw_ku64(w, "cap", d->cap);
+    jsonw_kbool(w, "claim", d->claim);
+    jsonw_kstr(w, "pages", d->large_pages ? "2M" : "4K");
 }

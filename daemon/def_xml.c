@@ -114,7 +114,8 @@ static bool element_known(const xmlNode *n)
 
     if (n->ns != NULL)
         return is_ours(n) && (strcmp((const char *)n->name, "strategy") == 0 ||
-                              strcmp((const char *)n->name, "module") == 0);
+                              strcmp((const char *)n->name, "module") == 0 ||
+                              strcmp((const char *)n->name, "ram") == 0);
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
         if (strcmp((const char *)n->name, names[i]) == 0)
             return true;
@@ -333,6 +334,21 @@ static enum mf_status read_strategy(struct vm_def *d, const xmlNode *n, const ch
     return p->status;
 }
 
+/* The schema has checked the words. */
+static enum mf_status read_ram(struct vm_def *d, const xmlNode *n, const char *s, struct problem *p)
+{
+    xmlChar *claim = xmlGetNoNsProp(n, (const xmlChar *)"claim");
+    xmlChar *pages = xmlGetNoNsProp(n, (const xmlChar *)"pages");
+
+    (void)s;
+    (void)p;
+    d->claim = claim != NULL && strcmp((char *)claim, "yes") == 0;
+    d->large_pages = pages != NULL && strcmp((char *)pages, "2M") == 0;
+    xmlFree(claim);
+    xmlFree(pages);
+    return MF_OK;
+}
+
 /* Paths and command lines count every character. */
 static enum mf_status read_verbatim(char **to, const xmlNode *n, struct problem *p)
 {
@@ -367,6 +383,7 @@ static const struct element {
     {"name", read_name},        {"uuid", read_uuid},         {"memory", read_memory},
     {"vcpu", read_vcpu},        {"shares", read_shares},     {"quota", read_quota},
     {"on_reboot", read_reboot}, {"strategy", read_strategy}, {"module", read_module},
+    {"ram", read_ram},
 };
 
 static enum mf_status read_element(struct vm_def *d, const xmlNode *n, struct problem *p)
@@ -446,6 +463,18 @@ static void put_attribute(struct buf *b, const char *name, const char *text)
     buf_char(b, '\'');
 }
 
+static void put_ram(struct buf *b, const struct vm_def *d)
+{
+    if (!d->claim && !d->large_pages)
+        return;
+    buf_str(b, "  <mayfly:ram");
+    if (d->claim)
+        put_attribute(b, "claim", "yes");
+    if (d->large_pages)
+        put_attribute(b, "pages", "2M");
+    buf_str(b, "/>\n");
+}
+
 static void put_modules(struct buf *b, const struct vm_def *d)
 {
     for (unsigned i = 0; i < d->nr_modules; i++) {
@@ -494,6 +523,7 @@ void def_to_xml(const struct vm_def *d, struct buf *b)
     buf_str(b, "  </os>\n");
     put_element(b, "  ", "on_reboot", d->reset_ends ? "destroy" : "restart");
     put_strategy(b, d);
+    put_ram(b, d);
     put_modules(b, d);
     buf_str(b, "</domain>\n");
 }

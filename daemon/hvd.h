@@ -72,6 +72,9 @@ void vm_stats_json(struct jsonw *w, const struct mf_vm_info *i);
 void end_json(struct jsonw *w, uint32_t reason, uint64_t code, const char *word, const char *text);
 void end_report_json(struct jsonw *w, const struct mf_end_report *r, const char *reason);
 
+/* "background" and so on; "?" for no policy. */
+const char *scrub_word(uint32_t policy);
+
 /* The arguments of vm_create that a definition stands for. */
 void def_to_create(const struct vm_def *d, struct mf_args_vm_create *a);
 /*
@@ -100,12 +103,19 @@ void api_vm_shutdown(struct hvd *d, struct req *r);
 void api_vm_destroy(struct hvd *d, struct req *r);
 void api_vm_stats(struct hvd *d, struct req *r);
 void api_vm_teardown(struct hvd *d, struct req *r);
+void api_vm_balloon(struct hvd *d, struct req *r);
+void api_vm_dirty_start(struct hvd *d, struct req *r);
+void api_vm_dirty_stop(struct hvd *d, struct req *r);
+void api_vm_dirty_fetch(struct hvd *d, struct req *r);
 void api_console_get(struct hvd *d, struct req *r);
 void api_console_post(struct hvd *d, struct req *r);
 void api_run(struct hvd *d, struct req *r);
 void api_host(struct hvd *d, struct req *r);
 void api_heap(struct hvd *d, struct req *r);
 void api_heap_audit(struct hvd *d, struct req *r);
+void api_heap_scrub(struct hvd *d, struct req *r);
+void api_heap_offline(struct hvd *d, struct req *r);
+void api_heap_online(struct hvd *d, struct req *r);
 void api_host_allocator(struct hvd *d, struct req *r);
 void api_host_teardown(struct hvd *d, struct req *r);
 void api_strategies_list(struct hvd *d, struct req *r);

@@ -14,6 +14,11 @@ void vm_stats_json(struct jsonw *w, const struct mf_vm_info *i)
     jsonw_ku64(w, "stage2_faults", i->stage2_faults);
     jsonw_ku64(w, "exits", i->exits);
     jsonw_ku64(w, "halted", i->halted);
+    jsonw_ku64s(w, "leaves", i->leaves, 3);
+    jsonw_ku64(w, "frames_given", i->frames_given);
+    jsonw_ku64(w, "frames_taken", i->frames_taken);
+    jsonw_ku64(w, "claim_left", i->claim_left);
+    jsonw_kbool(w, "dirty_log", i->dirty_log != 0);
     jsonw_object_end(w);
 }
 
@@ -102,7 +107,9 @@ void def_to_create(const struct vm_def *d, struct mf_args_vm_create *a)
     *a = (struct mf_args_vm_create){.memory = d->memory,
                                     .vcpus = d->vcpus,
                                     .engine = (uint32_t)d->engine,
-                                    .flags = d->reset_ends ? MF_VM_RESET_ENDS : 0,
+                                    .flags = (d->reset_ends ? MF_VM_RESET_ENDS : 0) |
+                                             (d->claim ? MF_VM_CLAIM : 0) |
+                                             (d->large_pages ? MF_VM_LARGE_PAGES : 0),
                                     .weight = d->weight,
                                     .cap = d->cap};
     snprintf(a->name, sizeof a->name, "%s", d->name);

@@ -228,6 +228,42 @@ class Lifecycle(util.SharedDaemonTest):
                 self.assertNotIn("{", out)
         self.hvctl("delete", "--force", "table")
 
+    # Memory of a live VM and the host's frames by command: what is said, and what is refused.
+    def test_memory(self):
+        self.define("mem", "writer", "--claim", "--pages", "2M", memory="32M")
+        vm = self.hvctl_json("show", "mem")
+        self.assertEqual((vm["claim"], vm["pages"]), (True, "2M"))
+        self.hvctl("start", "mem")
+        util.until(lambda: "ready" in self.hvctl("console", "--log", "mem").stdout, "the guest")
+        took = self.hvctl("balloon", "take", "mem", "4M", "0x800000").stdout
+        self.assertIn("2048 frames", took)
+        self.assertIn("took", took)
+        self.hvctl("dirty", "start", "mem")
+        gave = self.hvctl("balloon", "give", "mem", "5M", "1M").stdout
+        self.assertIn("256 frames", gave)
+        self.assertIn("1 splits", gave)
+        self.assertEqual(self.hvctl("dirty", "fetch", "mem", "4M", "8M").stdout,
+                         "0x500000 0x100000\n")
+        self.assertEqual(self.hvctl("dirty", "fetch", "mem", "4M", "8M").stdout, "")
+        self.hvctl("dirty", "stop", "mem")
+        for args in (("balloon", "eat", "mem", "0", "4K"), ("balloon", "give", "mem", "x", "4K"),
+                     ("balloon", "give", "mem", "4M", "4Q"), ("dirty", "fetch", "mem"),
+                     ("balloon", "give", "mem", "0xffffffffffffffff", "16E"),
+                     ("dirty", "start", "mem", "4M"), ("dirty", "fetch", "mem", "1T", "99999999T"),
+                     ("heap", "eat"), ("heap", "scrub"), ("heap", "offline", "x", "1"),
+                     ("heap", "online", "1")):
+            with self.subTest(args=args):
+                self.assertTrue(self.hvctl(*args, code=64).stderr)
+        self.assertIn("RAM", self.hvctl("balloon", "give", "mem", "1T", "4K", code=65).stderr)
+        self.assertIn("multiple", self.hvctl("balloon", "give", "mem", "1", "4K", code=65).stderr)
+        self.hvctl("delete", "--force", "mem")
+        self.hvctl("heap", "scrub", "free")
+        self.assertEqual(self.hvctl_json("heap")["scrub"], "free")
+        self.hvctl("heap", "scrub", "background")
+        self.hvctl("heap", "scrub", "never", code=65)
+        self.assertIn(" frames are out of use now", self.hvctl("heap", "offline", "8", "4").stdout)
+        self.assertIn(" frames are in use now", self.hvctl("heap", "online", "8", "4").stdout)
+
     # Events of one VM's life, in order.
     def test_events(self):
         self.define("seen", "idle")
