@@ -846,6 +846,9 @@ void sched_wake(struct sched *s, struct sched_cpu *c)
     if (c->state == SCHED_CPU_HALTED && !c->vm->stopping) {
         cpu_queue(s, c);
         wake_one(s);
+    } else if (c->state == SCHED_CPU_ON && c->thread) {
+        /* One with a thread is in a mode that sees nothing until it leaves. */
+        s->ops->kick(c);
     }
     pthread_mutex_unlock(&s->lock);
 }

@@ -176,7 +176,9 @@ void sched_deadline(struct sched *s, struct sched_vm *v, uint64_t at);
  * happens while the VM is blocked (then it is set again after unblock) or stopping. Any thread.
  */
 void sched_timer(struct sched *s, struct sched_vm *v, uint64_t at);
-/* A halted vCPU gets queued, one on a CPU will not sleep: it sees its events by itself. Any thread.
+/*
+ * A halted vCPU gets queued. One that runs will not sleep; on a worker it sees its events by
+ * itself, one with a thread is kicked. Any thread.
  */
 void sched_wake(struct sched *s, struct sched_cpu *c);
 /* There is memory to scrub. From a job: the worker that does it goes on with this. */

@@ -19,6 +19,7 @@ struct fake {
     enum sched_after after;
     bool deadline;
     unsigned timers;
+    bool wakes_itself;
     uint64_t timer_at, timer_next;
     _Atomic int inside;
     bool overlap;
@@ -42,6 +43,8 @@ static enum sched_after slice(struct sched_cpu *c)
 
     f->slices++;
     clock_ns += f->cost;
+    if (f->wakes_itself)
+        sched_wake(&sched, c);
     return f->after;
 }
 
@@ -261,6 +264,14 @@ static void halt_and_wake(void **state)
     assert_true(sched_step(&sched));
     assert_false(sched_step(&sched));
     assert_int_equal(a->slices, 2);
+    /* woken while it runs: it does not sleep on that halt, and needs no kick */
+    a->wakes_itself = true;
+    sched_wake(&sched, &a->cpu[0]);
+    assert_true(sched_step(&sched));
+    a->wakes_itself = false;
+    assert_true(sched_step(&sched));
+    assert_int_equal(kicks, 0);
+    assert_false(sched_step(&sched));
     /* woken twice before it runs: runs once */
     sched_wake(&sched, &a->cpu[0]);
     sched_wake(&sched, &a->cpu[0]);
