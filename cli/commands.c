@@ -70,6 +70,7 @@ static const struct cli_option run_options[] = {
     OPTION_TIMEOUT,
     {"report", 'r', NULL, "show times and teardown in full"},
     {"quiet", 'q', NULL, "only the guest's console, no line on how it ended"},
+    {"console", 0, NULL, "use its console meanwhile; ^] ends it"},
     {0},
 };
 

@@ -2,7 +2,6 @@
 # The first process of the test's guest. What it does is named on the kernel's command line:
 #   do=commands   run /commands.sh, then power off
 #   do=panic      make the kernel panic
-#   do=reboot     ask for a reset
 #   do=off        power off: what is left is the boot
 #   nothing       a shell on the console; its end powers off
 /bin/busybox --install -s /bin
@@ -13,7 +12,6 @@ echo "init: here, $(cut -d' ' -f1 /proc/uptime) s after the start"
 case " $(cat /proc/cmdline) " in
 *" do=commands "*) sh /commands.sh ;;
 *" do=panic "*) echo c >/proc/sysrq-trigger ;;
-*" do=reboot "*) reboot -f ;;
 *" do=off "*) ;;
 *) setsid cttyhack sh ;;
 esac

@@ -71,10 +71,25 @@ class Linux(unittest.TestCase):
         _, end = self.boot("do=panic", "--engine", self.engines[-1], code=71)
         self.assertTrue(end.startswith("panic: the guest's kernel panicked: sysrq"), end)
 
-    # A reboot is a reset, which ends a run.
-    def test_reboot(self):
-        _, end = self.boot("do=reboot", "--engine", self.engines[-1])
-        self.assertTrue(end.startswith("reset"), end)
+    # A shell on the console: what is typed is done, and a reboot is a reset, which ends a run.
+    def test_shell(self):
+        shell = subprocess.Popen(
+            [HVCTL, "run", kernel, "--memory", "256M", "--initrd", self.initrd, "--socket",
+             self.d.socket, "--engine", self.engines[-1], "--console"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        self.addCleanup(shell.stdout.close)
+        self.addCleanup(shell.kill)
+        said = b""
+        for wanted, typed in ((b"/ # ", b"echo answer $((6 * 7))\n"),
+                              (b"answer 42", b"reboot -f\n"), (b"asked for a reset", b"")):
+            while wanted not in said:
+                more = os.read(shell.stdout.fileno(), 65536)
+                self.assertTrue(more, said[-2000:])
+                said += more
+            shell.stdin.write(typed)
+            shell.stdin.flush()
+        shell.stdin.close()
+        self.assertEqual(shell.wait(LIMIT), 0)
 
 
 if __name__ == "__main__":

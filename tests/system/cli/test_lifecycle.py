@@ -416,6 +416,21 @@ class Console(util.SharedDaemonTest):
         self.assertIn("some words q\necho: bye\n", done.stdout)
         self.hvctl("delete", "pipe")
 
+    # run --console: the console meanwhile, the guest's exit code after, nothing left; ^] ends it.
+    def test_run_attached(self):
+        echo, code = self.guest("echo"), self.guest("debug-exit")
+        done = self.hvctl("run", echo, "--console", input="to and fro q")
+        self.assertIn("to and fro q\necho: bye\n", done.stdout)
+        self.assertIn("the guest powered off", done.stderr)
+        self.hvctl("run", code, "--console", "--cmdline", "code=5", input="", code=5)
+        terminal = util.Terminal(self, "run", echo, "--console", "--name", "mine")
+        terminal.expect(b"echo: ready")
+        self.assertEqual(self.state("mine"), "running")
+        terminal.type(b"\x1d")
+        self.assertEqual(terminal.wait(), 0)
+        self.assertNotIn("mine", self.hvctl("list", "--names").stdout)
+        self.hvctl("run", echo, "--console", "--report", code=64)
+
     # Much input arrives whole and in order, however little fits at a time.
     def test_much_input(self):
         self.define("much", "echo")
