@@ -157,6 +157,8 @@ static enum cli_exit strategy_show(struct cli *cli, const char *path)
         print_field("users", "%llu", (unsigned long long)member_u64(s, "users"));
         print_field("in use", "%s", member_bool(s, "default") ? "yes" : "no");
         print_field("file", "%s", member_text(s, "path"));
+        print_field("check", "%s",
+                    *member_text(s, "check") ? member_text(s, "check") : "not known");
     }
     json_object_put(s);
     return code;
@@ -169,7 +171,9 @@ static enum cli_exit strategy_load(struct cli *cli, const char *file)
     enum cli_exit code = CLI_INTERNAL;
     if (path) {
         json_object_object_add(body, "path", json_object_new_string(path));
-        code = api_call(cli, "POST", "/v1/strategies", body, &s);
+        code = api_call(cli, "POST",
+                        args_flag(cli, "force") ? "/v1/strategies?force=1" : "/v1/strategies", body,
+                        &s);
     }
     if (!code && cli->json)
         api_print_json(cli);
@@ -198,6 +202,8 @@ enum cli_exit cmd_strategy(struct cli *cli)
     bool named = strcmp(what, "show") == 0 || strcmp(what, "unload") == 0;
     enum cli_exit code;
     char *path;
+    if (args_flag(cli, "force") && strcmp(what, "load") != 0)
+        return cli_usage(cli, "--force belongs to strategy load");
     if (strcmp(what, "list") == 0 && cli->nr_args == 1)
         return strategy_list(cli);
     if (strcmp(what, "load") == 0 && cli->nr_args == 2)

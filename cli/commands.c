@@ -147,6 +147,17 @@ static const struct cli_option events_options[] = {
     {0},
 };
 
+static const struct cli_option strategy_options[] = {
+    {"force", 'f', NULL, "load: also a plugin that breaks a rule or cannot be checked"},
+    {0},
+};
+
+static const struct cli_option plugin_options[] = {
+    {"seed", 0, "N", "of the random run (default 1); the same seed does the same"},
+    {"operations", 0, "N", "how long the run is, 1 to 1000000000 (default 20000)"},
+    {0},
+};
+
 static const struct cli_option use_options[] = {
     {"vm", 0, "VM", "teardown: of this VM, also while it runs, instead of the default"},
     {0},
@@ -196,7 +207,9 @@ const struct cli_command cli_commands[] = {
      false, cmd_dirty},
     {"dumpxml", "VM", "a VM's definition as domain XML", NULL, 1, 1, false, cmd_dumpxml},
     {"strategy", "list | show KIND NAME | load FILE | unload KIND NAME",
-     "strategies: what is loaded, load, unload", NULL, 1, 3, false, cmd_strategy},
+     "strategies: what is loaded, load, unload", strategy_options, 1, 3, false, cmd_strategy},
+    {"plugin", "check FILE | rules", "check a plugin file for conformance, without a daemon",
+     plugin_options, 1, 2, false, cmd_plugin},
     {"use", "allocator NAME | teardown NAME [--vm VM]", "swap a strategy while VMs run",
      use_options, 2, 2, false, cmd_use},
     {"heap", "[audit | scrub POLICY | offline FIRST COUNT | online FIRST COUNT]",

@@ -77,11 +77,10 @@ static bool is_program(const char *path)
     return stat(path, &st) == 0 && S_ISREG(st.st_mode) && access(path, X_OK) == 0;
 }
 
-/* Path of hvd, or its bare name for a search in PATH. */
-static void find_daemon(char *path, size_t size)
+void program_path(const char *name, const char *env, const char *near, char *path, size_t size)
 {
-    static const char *const places[] = {"hvd", "../daemon/hvd"};
-    const char *given = getenv("MAYFLY_HVD");
+    const char *const places[] = {".", near};
+    const char *given = getenv(env);
     char dir[4096];
     if (given && *given) {
         snprintf(path, size, "%s", given);
@@ -89,9 +88,10 @@ static void find_daemon(char *path, size_t size)
     }
     if (own_dir(dir, sizeof dir))
         for (size_t i = 0; i < sizeof places / sizeof places[0]; i++)
-            if (fits(snprintf(path, size, "%s/%s", dir, places[i]), size) && is_program(path))
+            if (fits(snprintf(path, size, "%s/%s/%s", dir, places[i], name), size) &&
+                is_program(path))
                 return;
-    snprintf(path, size, "hvd");
+    snprintf(path, size, "%s", name);
 }
 
 bool guest_path(const char *file, char *path, size_t size)
@@ -249,7 +249,7 @@ enum cli_exit daemon_start(const char *socket_path)
         return CLI_UNAVAILABLE;
     }
     snprintf(log, sizeof log, "%s/hvd.log", dir);
-    find_daemon(program, sizeof program);
+    program_path("hvd", "MAYFLY_HVD", "../daemon", program, sizeof program);
     pid = spawn(program, log);
     if (pid < 0)
         return CLI_UNAVAILABLE;

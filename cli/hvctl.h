@@ -101,6 +101,11 @@ bool daemon_runtime_dir(char *path, size_t size);
 enum cli_exit daemon_start(const char *socket_path);
 /* Whether somebody listens there; waits while the queue of connections is full. */
 bool daemon_answers(const char *socket_path);
+/*
+ * Path of the program `name`: as the variable `env` says, beside this one, in `near` relative to
+ * it, or its bare name for a search in PATH.
+ */
+void program_path(const char *name, const char *env, const char *near, char *path, size_t size);
 /* Path of one of our guests. False after a message when it is nowhere. */
 bool guest_path(const char *file, char *path, size_t size);
 
@@ -208,6 +213,9 @@ enum cli_exit cmd_use(struct cli *cli);
 enum cli_exit cmd_heap(struct cli *cli);
 enum cli_exit cmd_host(struct cli *cli);
 enum cli_exit cmd_version(struct cli *cli);
+
+/* ---- cmd_plugin.c */
+enum cli_exit cmd_plugin(struct cli *cli);
 
 /* ---- cmd_bench.c */
 enum cli_exit cmd_bench(struct cli *cli);

@@ -16,6 +16,23 @@ static const char *kind_word(uint32_t kind)
 
 /* ---- list, one */
 
+/* NULL: the core had it before we came. */
+static const char *check_word(const struct plugin_file *f)
+{
+    static const char *const words[] = {NULL, "passed", "broken", "not-checked"};
+
+    return f == NULL ? NULL : words[f->check];
+}
+
+static void json_str_or_null(struct jsonw *w, const char *key, const char *s)
+{
+    jsonw_key(w, key);
+    if (s != NULL)
+        jsonw_str(w, s);
+    else
+        jsonw_null(w);
+}
+
 static void strategy_json(struct jsonw *w, const struct core *c, const struct mf_strategy_info *s)
 {
     char name[MF_NAME_MAX];
@@ -25,7 +42,7 @@ static void strategy_json(struct jsonw *w, const struct core *c, const struct mf
     snprintf(name, sizeof name, "%.*s", MF_NAME_MAX - 1, s->name);
     snprintf(version, sizeof version, "%.*s", (int)sizeof s->version, s->version);
     snprintf(summary, sizeof summary, "%.*s", (int)sizeof s->summary, s->summary);
-    const char *path = core_plugin_path(c, s->kind, name);
+    const struct plugin_file *f = core_plugin(c, s->kind, name);
     jsonw_object(w);
     jsonw_kstr(w, "kind", kind_word(s->kind));
     jsonw_kstr(w, "name", name);
@@ -34,11 +51,8 @@ static void strategy_json(struct jsonw *w, const struct core *c, const struct mf
     jsonw_ku64(w, "users", s->users);
     jsonw_kbool(w, "default", s->is_default != 0);
     jsonw_ku64(w, "flags", s->flags);
-    jsonw_key(w, "path");
-    if (path != NULL)
-        jsonw_str(w, path);
-    else
-        jsonw_null(w);
+    json_str_or_null(w, "path", f == NULL ? NULL : f->path);
+    json_str_or_null(w, "check", check_word(f));
     jsonw_object_end(w);
 }
 
@@ -52,6 +66,7 @@ struct ask {
     int fd;
     char *path; /* owned */
     struct mf_plugin_note note;
+    enum plugin_check check;
 };
 
 static struct ask *ask_create(struct hvd *d, struct req *r, enum mf_call_nr nr)
@@ -155,7 +170,7 @@ static void on_loaded(void *arg, const struct link_reply *reply)
                      reply->status == MF_E_PLUGIN || reply->status == MF_E_ABI ? "path" : NULL, &p);
         req_problem(a->r, &p);
     } else {
-        plugin_list_add(&a->d->core.plugins, a->path, &a->note);
+        plugin_list_add(&a->d->core.plugins, a->path, &a->note, a->check);
         req_header(a->r, "Location", "/v1/strategies/%s/%s", kind_word(a->note.kind), a->note.name);
         strategy_json(&w, &a->d->core, reply->body);
         req_json(a->r, 201, &w);
@@ -236,24 +251,55 @@ void api_strategy_delete(struct hvd *d, struct req *r)
         core_need(&d->core, on_core, a);
 }
 
-void api_strategies_load(struct hvd *d, struct req *r)
+static void on_verdict(void *arg, const struct verdict *v, const char *why)
 {
-    struct ask *a = ask_create(d, r, MF_CALL_STRATEGY_LOAD);
+    struct ask *a = arg;
     struct problem p = {0};
 
+    if (v != NULL && v->ok) {
+        a->check = PLUGIN_PASSED;
+        core_need(&a->d->core, on_core, a);
+        return;
+    }
+    checker_problem(v, why, &p);
+    log_line(LOG_WARN, "plugin %s refused: %s", a->path, p.detail);
+    req_problem(a->r, &p);
+    ask_free(a);
+}
+
+static void read_load(struct ask *a, struct problem *p)
+{
+    const struct buf *body = &a->r->body;
+
+    if (json_read_one(body->p == NULL ? "" : body->p, body->len, "path", &a->path, p) == MF_OK &&
+        a->path[0] != '/')
+        problem_set(p, MF_E_RANGE, "path", "the path is not absolute");
+    if (p->status == MF_OK && plugin_open(a->path, &a->fd, &a->note, p) == MF_E_NOT_FOUND)
+        p->status = MF_E_PLUGIN; /* what is not found is a part of the request, not its target */
+}
+
+void api_strategies_load(struct hvd *d, struct req *r)
+{
+    struct problem p = {0};
+    uint64_t force = 0;
+
+    if (!req_query_u64(r, "force", 0, 1, &force))
+        return;
+    struct ask *a = ask_create(d, r, MF_CALL_STRATEGY_LOAD);
     if (a == NULL)
         return;
-    if (json_read_one(r->body.p == NULL ? "" : r->body.p, r->body.len, "path", &a->path, &p) ==
-            MF_OK &&
-        a->path[0] != '/')
-        problem_set(&p, MF_E_RANGE, "path", "the path is not absolute");
-    if (p.status == MF_OK && plugin_open(a->path, &a->fd, &a->note, &p) == MF_E_NOT_FOUND)
-        p.status = MF_E_PLUGIN; /* what is not found is a part of the request, not its target */
+    read_load(a, &p);
     if (p.status != MF_OK) {
         req_problem(r, &p);
         ask_free(a);
         return;
     }
+    if (force == 0) {
+        checker_run(&d->checker, a->fd, on_verdict, a);
+        return;
+    }
+    log_line(LOG_WARN, "plugin %s is loaded unchecked, as asked for", a->path);
+    a->check = PLUGIN_NOT_CHECKED;
     core_need(&d->core, on_core, a);
 }
 

@@ -327,12 +327,12 @@ void core_subscribe(struct core *c, bool consoles)
     link_call(&c->link, &r);
 }
 
-const char *core_plugin_path(const struct core *c, uint32_t kind, const char *name)
+const struct plugin_file *core_plugin(const struct core *c, uint32_t kind, const char *name)
 {
     for (size_t i = 0; i < c->plugins.count; i++) {
         const struct plugin_file *f = &c->plugins.file[i];
         if (f->why[0] == '\0' && f->note.kind == kind && strcmp(f->note.name, name) == 0)
-            return f->path;
+            return f;
     }
     return NULL;
 }
@@ -364,6 +364,7 @@ void core_fini(struct core *c)
     if (c->process != NULL)
         launch_forget(c->process);
     c->process = NULL;
+    setup_forget_scan(c);
     uv_close((uv_handle_t *)&c->timer, NULL);
     plugin_list_fini(&c->plugins);
 }

@@ -57,7 +57,8 @@ struct core {
     unsigned losses;
     bool relist;                /* the list is to be gone through again */
     struct plugin_list plugins; /* of the last scan */
-    unsigned loading;           /* plugins on their way into the core */
+    unsigned loading;           /* plugins that are checked or on their way into the core */
+    struct scan *scan;          /* the one under way, in setup.c; NULL: none */
 };
 
 bool core_init(struct core *c, struct hvd *d, const struct core_config *cfg);
@@ -78,7 +79,7 @@ void core_relist(struct core *c);
  */
 void core_problem(const struct link_reply *r, const char *field, struct problem *p);
 /* The file a strategy was loaded from, NULL when it is not known. */
-const char *core_plugin_path(const struct core *c, uint32_t kind, const char *name);
+const struct plugin_file *core_plugin(const struct core *c, uint32_t kind, const char *name);
 /* Which events the core sends; console events only while somebody follows a console. */
 void core_subscribe(struct core *c, bool consoles);
 

@@ -6,6 +6,7 @@
 #include <stdint.h>
 #include <uv.h>
 
+#include "daemon/checker.h"
 #include "daemon/core.h"
 #include "daemon/http.h"
 #include "daemon/hub.h"
@@ -37,6 +38,8 @@ struct hvd {
     struct listener listener;
     struct http http;
     struct core core;
+    struct checker checker;
+    enum check_mode check_mode; /* of plugins that are found; not of those that are posted */
     struct vms vms;
     struct hub hub;
     struct store store;

@@ -45,6 +45,7 @@ static void quit(struct program *p)
     p->busy_at = uv_now(&p->d.loop);
     core_fini(&p->d.core);
     kernels_quit(&p->d.kernels);
+    checker_quit(&p->d.checker);
     runs_quit(&p->d);
     waits_quit(&p->d);
     http_quit(&p->d.http);
@@ -176,6 +177,9 @@ static enum mf_status init_parts(struct program *p, struct problem *why)
     d->consoles.d = d;
     hub_init(&d->hub);
     kernels_init(&d->kernels, &d->loop, &d->jobs);
+    checker_init(&d->checker, &d->loop, p->opt.verdicts);
+    p->opt.verdicts = NULL;
+    d->check_mode = p->opt.plugin_check;
     if (!core_init(&d->core, d, &cfg))
         return problem_nomem(why);
     vms_init(&d->vms, &d->core.link, &d->hub);
@@ -189,6 +193,7 @@ static void fini_parts(struct hvd *d)
     vms_fini(&d->vms);
     hub_fini(&d->hub);
     kernels_fini(&d->kernels);
+    checker_fini(&d->checker);
 }
 
 /* Runs until told to end; 0 or 1. */

@@ -23,6 +23,8 @@ const char options_usage[] =
     "  --allocator NAME    for a core that has none (default: buddy-lazy)\n"
     "  --teardown NAME     default for new VMs of such a core (default: single)\n"
     "  --engine NAME       of VMs that name none, for a core that is started: auto, kvm or soft\n"
+    "  --plugin-check HOW  what is done about a plugin that breaks a rule: enforce (default)\n"
+    "                      refuses it, warn loads it with a message, off does not check\n"
     "  --idle-exit SECONDS end when nobody is connected and no VM is there for so long\n"
     "  --foreground        stay in the foreground, which is what it does anyway\n"
     "  --verbose           log more\n"
@@ -62,6 +64,19 @@ static enum mf_status set_strategy(char **to, const char *name, const char *valu
     return set_text(to, value, p);
 }
 
+static enum mf_status set_check(struct options *o, const char *value, struct problem *p)
+{
+    static const char *const words[] = {"enforce", "warn", "off"};
+
+    for (unsigned i = 0; i < sizeof words / sizeof words[0]; i++)
+        if (strcmp(value, words[i]) == 0) {
+            o->plugin_check = (enum check_mode)i;
+            return MF_OK;
+        }
+    return problem_set(p, MF_E_RANGE, "plugin-check",
+                       "plugin-check \"%.40s\": possible are enforce, warn and off", value);
+}
+
 /* One setting. `name` as on the command line without dashes. */
 static enum mf_status set_one(struct options *o, const char *name, const char *value,
                               struct problem *p)
@@ -82,6 +97,8 @@ static enum mf_status set_one(struct options *o, const char *name, const char *v
                                "engine \"%.40s\": possible are auto, kvm and soft", value);
         return set_text(&o->engine, value, p);
     }
+    if (strcmp(name, "plugin-check") == 0)
+        return set_check(o, value, p);
     if (strcmp(name, "memory") == 0) {
         if (parse_size(value, &o->memory) != MF_OK || o->memory == 0 ||
             o->memory % MEMORY_ALIGN != 0)
@@ -152,12 +169,19 @@ static enum mf_status read_file(struct options *o, struct problem *p)
 static enum mf_status read_arguments(struct options *o, int argc, char **argv, struct problem *p)
 {
     static const struct option options[] = {
-        {"socket", required_argument, NULL, 1},    {"hv-socket", required_argument, NULL, 1},
-        {"memory", required_argument, NULL, 1},    {"allocator", required_argument, NULL, 1},
-        {"teardown", required_argument, NULL, 1},  {"engine", required_argument, NULL, 1},
-        {"idle-exit", required_argument, NULL, 1}, {"foreground", no_argument, NULL, 'f'},
-        {"verbose", no_argument, NULL, 'v'},       {"help", no_argument, NULL, 'h'},
-        {"version", no_argument, NULL, 'V'},       {NULL, 0, NULL, 0},
+        {"socket", required_argument, NULL, 1},
+        {"hv-socket", required_argument, NULL, 1},
+        {"memory", required_argument, NULL, 1},
+        {"allocator", required_argument, NULL, 1},
+        {"teardown", required_argument, NULL, 1},
+        {"engine", required_argument, NULL, 1},
+        {"plugin-check", required_argument, NULL, 1},
+        {"idle-exit", required_argument, NULL, 1},
+        {"foreground", no_argument, NULL, 'f'},
+        {"verbose", no_argument, NULL, 'v'},
+        {"help", no_argument, NULL, 'h'},
+        {"version", no_argument, NULL, 'V'},
+        {NULL, 0, NULL, 0},
     };
     int at;
     int c;
@@ -225,8 +249,9 @@ static enum mf_status fill_in(struct options *o, struct problem *p)
     else if (set_path(&run, given, p) == MF_OK && path_make_private(run, p) == MF_OK &&
              default_path(&o->socket, run, "hvd.sock", p) == MF_OK &&
              default_path(&o->hv_socket, run, "hv.sock", p) == MF_OK &&
-             default_path(&o->hv_log, run, "hv.log", p) == MF_OK)
-        default_path(&o->vms_dir, state, "vms", p);
+             default_path(&o->hv_log, run, "hv.log", p) == MF_OK &&
+             default_path(&o->vms_dir, state, "vms", p) == MF_OK)
+        default_path(&o->verdicts, state, "plugin-verdicts", p);
     if (p->status == MF_OK && o->allocator == NULL)
         set_text(&o->allocator, "buddy-lazy", p);
     if (p->status == MF_OK && o->teardown == NULL)
@@ -253,6 +278,7 @@ void options_fini(struct options *o)
     free(o->hv_socket);
     free(o->hv_log);
     free(o->vms_dir);
+    free(o->verdicts);
     free(o->allocator);
     free(o->teardown);
     free(o->engine);

@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "daemon/checker.h"
 #include "daemon/problem.h"
 
 struct options {
@@ -12,6 +13,8 @@ struct options {
     char *hv_socket; /* absolute path */
     char *hv_log;
     char *vms_dir;
+    char *verdicts; /* file of the verdicts on plugins */
+    enum check_mode plugin_check;
     uint64_t memory; /* bytes */
     char *allocator;
     char *teardown;

@@ -160,17 +160,35 @@ bool plugin_scan(struct plugin_list *l)
     return s.ok;
 }
 
-bool plugin_list_add(struct plugin_list *l, const char *path, const struct mf_plugin_note *note)
+/* The refused file of that path, which is so no more. */
+static struct plugin_file *find_refused(struct plugin_list *l, const char *path)
 {
-    struct plugin_file *grown = realloc(l->file, (l->count + 1) * sizeof *grown);
+    for (size_t i = 0; i < l->count; i++)
+        if (l->file[i].why[0] != '\0' && strcmp(l->file[i].path, path) == 0)
+            return &l->file[i];
+    return NULL;
+}
 
-    if (grown == NULL)
-        return false;
-    l->file = grown;
-    l->file[l->count] = (struct plugin_file){.path = strdup(path), .fd = -1, .note = *note};
-    if (l->file[l->count].path == NULL)
-        return false;
-    l->count++;
+bool plugin_list_add(struct plugin_list *l, const char *path, const struct mf_plugin_note *note,
+                     enum plugin_check check)
+{
+    struct plugin_file *f = find_refused(l, path);
+
+    if (f == NULL) {
+        struct plugin_file *grown = realloc(l->file, (l->count + 1) * sizeof *grown);
+        if (grown == NULL)
+            return false;
+        l->file = grown;
+        f = &l->file[l->count];
+        *f = (struct plugin_file){.path = strdup(path)};
+        if (f->path == NULL)
+            return false;
+        l->count++;
+    }
+    f->fd = -1;
+    f->note = *note;
+    f->check = check;
+    f->why[0] = '\0';
     return true;
 }
 

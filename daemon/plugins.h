@@ -16,11 +16,19 @@
 enum mf_status plugin_open(const char *path, int *fd, struct mf_plugin_note *note,
                            struct problem *p);
 
+enum plugin_check {
+    PLUGIN_UNKNOWN, /* the core had it already */
+    PLUGIN_PASSED,
+    PLUGIN_BROKEN, /* loaded all the same, where it is loaded */
+    PLUGIN_NOT_CHECKED,
+};
+
 /* What a scan found in one file; `fd` is -1 and `why` says the reason when it was refused. */
 struct plugin_file {
     char *path;
     int fd;
     struct mf_plugin_note note;
+    enum plugin_check check;
     char why[256];
 };
 
@@ -35,7 +43,8 @@ struct plugin_list {
  */
 bool plugin_scan(struct plugin_list *l);
 /* Notes a file that was loaded by other means. False: out of memory. */
-bool plugin_list_add(struct plugin_list *l, const char *path, const struct mf_plugin_note *note);
+bool plugin_list_add(struct plugin_list *l, const char *path, const struct mf_plugin_note *note,
+                     enum plugin_check check);
 void plugin_list_fini(struct plugin_list *l);
 
 #endif

@@ -35,5 +35,7 @@ void problem_json(const struct problem *p, struct jsonw *w)
     jsonw_kstr(w, "detail", p->detail[0] != '\0' ? p->detail : row->text);
     if (p->field[0] != '\0')
         jsonw_kstr(w, "field", p->field);
+    if (p->rule[0] != '\0')
+        jsonw_kstr(w, "rule", p->rule);
     jsonw_object_end(w);
 }

@@ -9,6 +9,7 @@ struct problem {
     enum mf_status status; /* MF_OK: none */
     char field[64];        /* member, parameter or element at fault; empty when none is */
     char detail[320];      /* one sentence for a person */
+    char rule[40];         /* conformance rule that a plugin breaks; empty when it is not that */
 };
 
 /*

@@ -153,14 +153,14 @@ struct load {
     char path[512];
 };
 
-static void refuse(struct core *c, const struct load *l, const char *why)
+static void refuse(struct core *c, const char *path, const char *by, const char *why)
 {
     for (size_t i = 0; i < c->plugins.count; i++) {
         struct plugin_file *f = &c->plugins.file[i];
-        if (strcmp(f->path, l->path) == 0)
+        if (strcmp(f->path, path) == 0)
             snprintf(f->why, sizeof f->why, "%s", why);
     }
-    log_line(LOG_WARN, "plugin %s refused by the core: %s", l->path, why);
+    log_line(LOG_WARN, "plugin %s refused%s: %s", path, by, why);
 }
 
 static void on_loaded(void *arg, const struct link_reply *r)
@@ -169,14 +169,14 @@ static void on_loaded(void *arg, const struct link_reply *r)
     struct core *c = l->c;
 
     if (r->status != MF_OK && r->status != MF_E_UNAVAILABLE)
-        refuse(c, l, r->err->text);
+        refuse(c, l->path, " by the core", r->err->text);
     free(l);
     c->loading--;
     if (c->loading == 0 && c->state == CORE_SETUP && link_is_open(&c->link))
         select_strategies(c);
 }
 
-static void load_file(struct core *c, const struct plugin_file *f)
+static void load_file(struct core *c, const struct plugin_file *f, int fd)
 {
     struct load *l = malloc(sizeof *l);
 
@@ -186,10 +186,111 @@ static void load_file(struct core *c, const struct plugin_file *f)
     snprintf(l->name, sizeof l->name, "%s", f->note.name);
     snprintf(l->path, sizeof l->path, "%s", f->path);
     c->loading++;
-    link_call(
-        &c->link,
-        &(struct link_request){
-            .nr = MF_CALL_STRATEGY_LOAD, .fds = &f->fd, .nr_fds = 1, .fn = on_loaded, .arg = l});
+    link_call(&c->link,
+              &(struct link_request){
+                  .nr = MF_CALL_STRATEGY_LOAD, .fds = &fd, .nr_fds = 1, .fn = on_loaded, .arg = l});
+}
+
+/* ---- checks of what was found; all are loaded when the last is known, in the order of the scan */
+
+struct candidate {
+    struct scan *s;
+    size_t file; /* index in the core's list */
+    int fd;      /* owned; -1: refused */
+};
+
+struct scan {
+    struct core *c;   /* NULL: another scan has taken its place, or the core is out of reach */
+    unsigned pending; /* verdicts to come; one more while they are asked for */
+    size_t n;
+    struct candidate candidate[];
+};
+
+static void scan_free(struct scan *s)
+{
+    for (size_t i = 0; i < s->n; i++)
+        if (s->candidate[i].fd >= 0)
+            close(s->candidate[i].fd);
+    free(s);
+}
+
+void setup_forget_scan(struct core *c)
+{
+    if (c->scan == NULL)
+        return;
+    c->scan->c = NULL;
+    c->scan = NULL;
+    c->loading--;
+}
+
+static void scan_pending_less(struct scan *s)
+{
+    struct core *c = s->c;
+
+    if (--s->pending > 0)
+        return;
+    if (c != NULL) {
+        c->scan = NULL;
+        for (size_t i = 0; i < s->n; i++)
+            if (s->candidate[i].fd >= 0)
+                load_file(c, &c->plugins.file[s->candidate[i].file], s->candidate[i].fd);
+        c->loading--;
+        if (c->loading == 0 && c->state == CORE_SETUP && link_is_open(&c->link))
+            select_strategies(c);
+    }
+    scan_free(s);
+}
+
+static void on_verdict(void *arg, const struct verdict *v, const char *why)
+{
+    struct candidate *k = arg;
+    struct core *c = k->s->c;
+
+    if (c != NULL && v != NULL && v->ok) {
+        c->plugins.file[k->file].check = PLUGIN_PASSED;
+    } else if (c != NULL) {
+        struct plugin_file *f = &c->plugins.file[k->file];
+        struct problem p = {0};
+        checker_problem(v, why, &p);
+        f->check = v != NULL ? PLUGIN_BROKEN : PLUGIN_NOT_CHECKED;
+        if (c->d->check_mode == CHECK_WARN) {
+            log_line(LOG_WARN, "plugin %s is loaded all the same: %s", f->path, p.detail);
+        } else {
+            refuse(c, f->path, "", p.detail);
+            close(k->fd);
+            k->fd = -1;
+        }
+    }
+    scan_pending_less(k->s);
+}
+
+static struct scan *scan_create(struct core *c)
+{
+    struct scan *s = calloc(1, sizeof *s + c->plugins.count * sizeof s->candidate[0]);
+
+    if (s == NULL) {
+        log_line(LOG_ERROR, "out of memory while looking for plugins");
+        return NULL;
+    }
+    s->c = c;
+    s->pending = 1;
+    c->scan = s;
+    c->loading++;
+    return s;
+}
+
+static void scan_check(struct scan *s)
+{
+    for (size_t i = 0; i < s->n && s->c != NULL; i++) {
+        struct candidate *k = &s->candidate[i];
+        if (s->c->d->check_mode == CHECK_OFF) {
+            s->c->plugins.file[k->file].check = PLUGIN_NOT_CHECKED;
+            continue;
+        }
+        s->pending++;
+        checker_run(&s->c->d->checker, k->fd, on_verdict, k);
+    }
+    scan_pending_less(s);
 }
 
 static bool is_loaded(const struct link_reply *r, const struct plugin_file *f)
@@ -211,22 +312,24 @@ static void on_strategies(void *arg, const struct link_reply *r)
 
     if (c->state == CORE_SETUP ? failed(c, r, "the list of strategies") : r->status != MF_OK)
         return;
+    setup_forget_scan(c);
     plugin_list_fini(&c->plugins);
     if (!plugin_scan(&c->plugins))
         log_line(LOG_ERROR, "out of memory while looking for plugins");
-    c->loading++; /* until all are on their way */
+    struct scan *s = scan_create(c);
     for (size_t i = 0; i < c->plugins.count; i++) {
         struct plugin_file *f = &c->plugins.file[i];
         if (f->fd < 0)
             log_line(LOG_WARN, "plugin %s refused: %s", f->path, f->why);
-        else if (!is_loaded(r, f))
-            load_file(c, f);
-        if (f->fd >= 0)
+        else if (s != NULL && !is_loaded(r, f))
+            s->candidate[s->n++] = (struct candidate){.s = s, .file = i, .fd = f->fd};
+        else
             close(f->fd);
         f->fd = -1;
     }
-    c->loading--;
-    if (c->loading == 0 && c->state == CORE_SETUP && link_is_open(&c->link))
+    if (s != NULL)
+        scan_check(s);
+    else if (c->state == CORE_SETUP && c->loading == 0)
         select_strategies(c);
 }
 
@@ -265,6 +368,7 @@ void setup_begin(struct core *c)
 {
     struct mf_args_hello a = {.abi = MF_ABI_VERSION};
 
+    setup_forget_scan(c);
     c->loading = 0;
     link_call(&c->link,
               &(struct link_request){.nr = MF_CALL_HELLO, .args = &a, .fn = on_hello, .arg = c});

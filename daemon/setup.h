@@ -6,6 +6,8 @@
 
 /* hello, events, plugins, selections, list of VMs; ends in core_is_up or core_failed. */
 void setup_begin(struct core *c);
+/* Nobody waits for the verdicts of the scan under way any more. */
+void setup_forget_scan(struct core *c);
 
 /* For setup.c and launch.c, in core.c. */
 void core_failed(struct core *c, const char *why);

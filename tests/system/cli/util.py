@@ -43,6 +43,9 @@ class Home:
         self.socket = os.path.join(self.run_dir, "hvd.sock")
         for name in ("run", "state", "etc"):
             os.mkdir(os.path.join(self.dir, name), 0o700)
+        # Checked by tests of their own; a check at each start would be long in a sanitizer build.
+        with open(os.path.join(self.dir, "etc", "hvd.conf"), "w", encoding="ascii") as f:
+            f.write("plugin-check = off\n")
         self.env = dict(os.environ)
         self.env.update(
             MAYFLY_RUNTIME_DIR=self.run_dir,

@@ -3,9 +3,12 @@ import os
 import shutil
 import signal
 import struct
+import time
 import unittest
 
-from util import Case, Daemon, PLUGINS, until
+from util import BUILD, Case, Daemon, PLUGINS, alive, until
+
+BROKEN = os.path.join(BUILD, "tests", "plugins", "broken")
 
 
 class Plugins(Case):
@@ -144,6 +147,143 @@ class Plugins(Case):
         until("up", lambda: self.d.get("/v1/strategies").status == 200)
         self.assertEqual(len(self.listing()[0]), 4)
         self.assertEqual(self.ok(self.d.get("/v1/host"))["allocator"], "buddy-page")
+
+
+class Conformance(Case):
+    """Plugins are checked before the core gets them."""
+
+    def setUp(self):
+        self.d = Daemon()
+        self.addCleanup(self.d.stop)
+        self.d.plugin_check = "enforce"
+        self.dir = os.path.join(self.d.dir, "plugins")
+        os.mkdir(self.dir, 0o755)
+        for name in ("allocator_buddy-lazy.so", "teardown_single.so"):
+            Plugins.copy(self.dir, name)
+        self.d.env["MAYFLY_PLUGIN_PATH"] = self.dir
+        # Of a file that was written just now no verdict is kept.
+        old = time.time() + 0.3
+        until("files have settled", lambda: time.time() > old)
+
+    def broken(self, name, to=None):
+        path = os.path.join(to or self.d.dir, name + ".so")
+        shutil.copy(os.path.join(BROKEN, name + ".so"), path)
+        os.chmod(path, 0o644)
+        return path
+
+    def up(self):
+        self.d.start()
+        return self.ok(self.d.get("/v1/strategies"))
+
+    def test_broken_ones_are_refused_by_rule(self):
+        self.up()
+        for name, rule in (("broken_allocator_double_hand_out", "no-double-hand-out"),
+                           ("broken_teardown_skips_after_yield", "no-skipped-entry"),
+                           ("broken_teardown_crash", "no-crash")):
+            doc = self.problem(self.d.post("/v1/strategies", {"path": self.broken(name)}), 400,
+                               "path", "bad-plugin", rule)
+            self.assertEqual(doc["rule"], rule)
+            self.assertIn("seed 1", doc["detail"])
+        names = {s["name"] for s in self.ok(self.d.get("/v1/strategies"))["strategies"]}
+        self.assertEqual(names, {"buddy-lazy", "single"})
+        self.problem(self.d.post("/v1/strategies?force=2", {"path": "/x"}), 400, "force")
+
+    def test_found_ones(self):
+        """One in the directory is refused at the start and at a look for new ones; the rest loads."""
+        self.broken("broken_teardown_table_twice", self.dir)
+        got = self.up()
+        self.assertEqual([os.path.basename(r["path"]) for r in got["refused"]],
+                         ["broken_teardown_table_twice.so"])
+        self.assertIn("table-freed-once", got["refused"][0]["detail"])
+        self.assertEqual({s["name"]: s["check"] for s in got["strategies"]},
+                         {"buddy-lazy": "passed", "single": "passed"})
+        self.ok(self.d.run_guest())
+        self.broken("broken_allocator_stats_lie", self.dir)
+        self.d.process.send_signal(signal.SIGHUP)
+        until("refused", lambda: "rule totals" in str(self.ok(self.d.get("/v1/strategies"))))
+
+    def again(self):
+        """Both anew."""
+        core = self.d.core_pid()
+        self.d.kill()
+        os.kill(core, signal.SIGKILL)
+        until("the core is gone", lambda: not alive(core))
+        return self.up()
+
+    def test_verdicts_are_kept(self):
+        """What was found out holds at the next start, for that very file and in a private file only."""
+        self.up()
+        kept = os.path.join(self.d.state, "plugin-verdicts")
+        self.assertEqual(os.stat(kept).st_mode & 0o777, 0o600)
+        with open(kept) as f:
+            lines = f.read().splitlines()
+        self.assertEqual(len(lines), 3)
+        inode = " %d " % os.stat(os.path.join(self.dir, "teardown_single.so")).st_ino
+        lines = [line[:-2] + "totals not found again" if inode in line else line for line in lines]
+        with open(kept, "w") as f:
+            f.write("\n".join(lines) + "\n")
+        got = self.again()
+        self.assertEqual(len(got["refused"]), 1)
+        self.assertIn("totals: not found again", got["refused"][0]["detail"])
+        os.chmod(kept, 0o666)
+        self.assertEqual(self.again()["refused"], [])
+        with open(kept, "a") as f:
+            f.write("not a verdict\n")
+        self.assertEqual(self.again()["refused"], [])
+        Plugins.copy(self.dir, "teardown_skip.so", "teardown_single.so")
+        self.assertIn("skip", {s["name"] for s in self.again()["strategies"]})
+
+    def test_without_the_checker(self):
+        """What cannot be checked is refused, unless it is asked for."""
+        self.d.env["MAYFLY_PLUGIN_CHECK"] = "/no/such/program"
+        got = self.up()
+        self.assertEqual(got["strategies"], [])
+        self.assertEqual(len(got["refused"]), 2)
+        self.assertIn("cannot be checked", got["refused"][0]["detail"])
+        path = os.path.join(self.dir, "teardown_single.so")
+        self.problem(self.d.post("/v1/strategies", {"path": path}), 500, "path", "io")
+        s = self.ok(self.d.post("/v1/strategies?force=1", {"path": path}), 201)
+        self.assertEqual(s["check"], "not-checked")
+        got = self.ok(self.d.get("/v1/strategies"))
+        self.assertEqual(len(got["refused"]), 1)
+
+    def test_warn(self):
+        self.d.plugin_check = "warn"
+        self.broken("broken_teardown_counts_back", self.dir)
+        got = self.up()
+        self.assertEqual(got["refused"], [])
+        self.assertEqual({s["name"]: s["check"] for s in got["strategies"]}["broken-teardown"],
+                         "broken")
+        self.assertIn("counters", self.d.log())
+
+    def test_forced_allocator_harms_nobody(self):
+        """Double hand-outs are refused by the frame table, and the way back is open."""
+        self.up()
+        path = self.broken("broken_allocator_double_hand_out")
+        self.ok(self.d.post("/v1/strategies?force=1", {"path": path}), 201)
+        self.ok(self.d.put("/v1/host/allocator", {"name": "broken-allocator"}))
+        for _ in range(20):
+            self.d.run_guest()
+        self.assertGreater(self.d.heap()["refused_plugin"], 0)
+        self.ok(self.d.put("/v1/host/allocator", {"name": "buddy-lazy"}))
+        audit = self.ok(self.d.get("/v1/host/heap/audit"))
+        self.assertEqual((audit["overlaps"], audit["lost"], audit["bad_records"]), (0, 0, 0))
+        self.assertEqual(audit["free"], audit["frames"])
+        self.assertTrue(alive(self.d.core_pid()))
+
+    def test_forced_teardown_harms_nobody(self):
+        """A VM whose strategy skips entries ends all the same, and all of its memory comes back."""
+        self.up()
+        before = self.d.heap()["free"]
+        path = self.broken("broken_teardown_skips_after_yield")
+        self.ok(self.d.post("/v1/strategies?force=1", {"path": path}), 201)
+        self.ok(self.d.put("/v1/host/teardown", {"name": "broken-teardown"}))
+        for _ in range(3):
+            self.ok(self.d.run_guest())
+        self.ok(self.d.put("/v1/host/teardown", {"name": "single"}))
+        self.ok(self.d.run_guest())
+        until("all frames are back", lambda: self.d.heap()["free"] == before)
+        self.assertEqual(self.ok(self.d.get("/v1/host/heap/audit"))["lost"], 0)
 
 
 if __name__ == "__main__":
