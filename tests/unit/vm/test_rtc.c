@@ -195,7 +195,7 @@ static void memory(void **state)
     assert_int_equal(get(0x0f), 0x5a);
     assert_int_equal(get(0x17) | get(0x18) << 8, 0xffff);
     assert_int_equal(get(0x34) | get(0x35) << 8, (96 - 16) * 16);
-    assert_int_equal(get(0x5b) | get(0x5c) << 8, (3 << 30) >> 16 & 0xffff);
+    assert_int_equal(get(0x5b) | get(0x5c) << 8, (UINT64_C(3) << 30) >> 16 & 0xffff);
     put(13, 0);
     assert_int_equal(get(13), 0x80);
     put(12, 0xff);
