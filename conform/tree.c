@@ -185,6 +185,14 @@ void tree_begin(struct tree *t, uint64_t first, uint64_t last, bool whole)
     }
 }
 
+void tree_again(struct tree *t)
+{
+    pthread_mutex_lock(&t->lock);
+    for (uint32_t i = 0; i < t->nr_nodes; i++)
+        memset(t->node[i].was, WAS_NOTHING, sizeof t->node[i].was);
+    pthread_mutex_unlock(&t->lock);
+}
+
 static void check_node(struct tree *t, uint32_t node)
 {
     struct tree_node *n = &t->node[node];

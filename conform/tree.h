@@ -65,6 +65,8 @@ void tree_random(struct tree *t);
 uint64_t tree_somewhere(struct tree *t);
 /* What is there now was there when the teardown began. */
 void tree_begin(struct tree *t, uint64_t first, uint64_t last, bool whole);
+/* The teardown under way is begun anew: the strategy knows nothing of what it took out. */
+void tree_again(struct tree *t);
 /* The strategy says that it is done. */
 void tree_check_done(struct tree *t);
 

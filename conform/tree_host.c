@@ -111,12 +111,16 @@ static void check_absent(struct tree *t, uint32_t node, uint32_t i)
 static mf_table host_child(struct mf_zap *z, mf_table table, uint32_t index)
 {
     struct tree *t = tree_of(z);
-    uint32_t child;
+    uint32_t node, child;
 
     pthread_mutex_lock(&t->lock);
     t->asked++;
     entry_of(index, 1, "child");
-    child = t->node[node_of(t, table, "child")].child[index];
+    node = node_of(t, table, "child");
+    child = t->node[node].child[index];
+    /* Who was told that nothing is there may zap it all the same: an absent entry is no error. */
+    if (!tree_entries(t, node)[index])
+        t->node[node].was[index] = WAS_NOTHING;
     pthread_mutex_unlock(&t->lock);
     return child ? (mf_table)(const void *)(t->ro + (size_t)(child - 1) * 4096) : NULL;
 }

@@ -200,6 +200,7 @@ static void one_teardown(struct run *u)
             budget = random_budget(&u->rng);
         if (i == again && !u->tree.dropping) {
             call_end(u);
+            tree_again(&u->tree);
             call_begin(u);
         }
         rc = call_step(u, enough(u, budget));

@@ -31,6 +31,8 @@ class Howto(util.SharedDaemonTest):
             subprocess.run(["cc", "-Wall", "-Wextra", "-Werror", "-O2", "-fPIC", "-shared",
                             "-fvisibility=hidden", "-I", d, "-o", plugin, source], check=True)
             os.chmod(plugin, 0o644)
+            for seed in ("1", "2", "3"):
+                self.hvctl("plugin", "check", plugin, "--seed", seed, "--operations", "3000")
             self.hvctl("strategy", "load", plugin)
             run = self.hvctl("run", self.guest("hello"), "--teardown", "mine", "-o", "json")
             self.assertIn('"teardown":"mine"', run.stdout)
