@@ -103,6 +103,8 @@ static void take_over(struct run *u, struct world *w, uint32_t cpus)
 
     world_close(w);
     world_open(&next, u->ops, &u->rng, w->frames, cpus, conform_chance(&u->rng, 30));
+    if (!w->free)
+        world_add(&next, 0, 0); /* as the core does: nothing to take over is said too */
     for (uint64_t at = 0, end; at < w->frames; at = end) {
         end = at + 1;
         if (w->state[at] != FRAME_FREE)

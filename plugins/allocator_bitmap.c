@@ -446,9 +446,26 @@ static inline bool alloc_one(struct bitmap *b, struct slot *s, uint64_t *first)
     return true;
 }
 
+/* Before the first frame is added: nothing is free. */
+static void none_free(struct bitmap *b)
+{
+    for (uint64_t g = 0; g < b->groups; g++)
+        atomic_store_explicit(&b->group[g], (uint16_t)(WHOLE | GROUP), memory_order_relaxed);
+}
+
+/* A frame comes back before any was added: all are in use, of a former allocator. */
+static inline void expect_added(struct bitmap *b)
+{
+    if (!atomic_load_explicit(&b->added, memory_order_relaxed)) {
+        none_free(b);
+        atomic_store(&b->added, 1);
+    }
+}
+
 /* Collects what is freed into another word from now on. */
 static __attribute__((noinline)) void start_back(struct bitmap *b, struct slot *s, uint64_t base)
 {
+    expect_added(b);
     give_word(b, s->back_base, s->back);
     s->back_base = base;
     s->back = 0;
@@ -470,6 +487,7 @@ static inline void free_one(struct bitmap *b, struct slot *s, uint64_t first)
 /* Keeps the group for the next who wants one and gives the one kept before to all. */
 static void free_huge(struct bitmap *b, struct slot *s, uint64_t g)
 {
+    expect_added(b);
     if (!(atomic_load_explicit(&b->group[g], memory_order_relaxed) & WHOLE)) {
         give_group(b, g); /* taken in parts */
         return;
@@ -544,6 +562,7 @@ static int bitmap_alloc(const struct mf_alloc_env *env, uint32_t cpu, uint32_t o
 static __attribute__((noinline)) void free_large(struct bitmap *b, struct slot *s, uint64_t first,
                                                  uint32_t order)
 {
+    expect_added(b);
     if (order < GROUP_ORDER) {
         give_small(b, first, order);
         return;
@@ -599,13 +618,6 @@ static int bitmap_take(const struct mf_alloc_env *env, uint64_t first, uint64_t 
         atomic_fetch_or(&b->bits[at / 64], mask);
     }
     return MF_PL_OK;
-}
-
-/* Before the first frame is added: nothing is free. */
-static void none_free(struct bitmap *b)
-{
-    for (uint64_t g = 0; g < b->groups; g++)
-        atomic_store_explicit(&b->group[g], (uint16_t)(WHOLE | GROUP), memory_order_relaxed);
 }
 
 /* All is free, but for the frames that the last group does not have. */

@@ -647,6 +647,36 @@ static void test_multi_word_change_failing_midway_without_undo(void **state)
     }
 }
 
+/*
+ * A new allocator of a heap in which nothing is free hears of no range; the first that it learns is
+ * a block that comes back.
+ */
+static void test_first_frame_comes_by_a_free(void **state)
+{
+    static const unsigned orders[] = {0, 3, 9, 10};
+
+    (void)state;
+    for (unsigned i = 0; i < ALLOCATORS * 4; i++) {
+        unsigned order = orders[i / ALLOCATORS];
+        struct alone a;
+        uint64_t m;
+
+        alone_init(&a, allocators[i % ALLOCATORS], 4096);
+        if (i & 1)
+            assert_int_equal(a.ops->add(&a.env, 0, 0), MF_PL_OK);
+        assert_int_equal(alone_stats(&a).free_frames, 0);
+        assert_int_equal(a.ops->free(&a.env, 1, 2048, order), MF_PL_OK);
+        a.ops->drain(&a.env);
+        assert_int_equal(alone_stats(&a).free_frames, 1u << order);
+        for (unsigned k = 0; k < 1u << order; k++) {
+            assert_int_equal(a.ops->alloc(&a.env, 0, 0, &m), MF_PL_OK);
+            assert_int_equal(m >> order, 2048u >> order);
+        }
+        assert_int_equal(a.ops->alloc(&a.env, 0, 0, &m), MF_PL_NO_MEMORY);
+        alone_fini(&a);
+    }
+}
+
 /* `take` out of free blocks against a model: exactly these frames are gone, or nothing. */
 static void test_take_of_single_frames(void **state)
 {
@@ -698,6 +728,7 @@ int main(void)
         cmocka_unit_test(test_double_free),
         cmocka_unit_test(test_unaligned_range_end_rounded_up),
         cmocka_unit_test(test_multi_word_change_failing_midway_without_undo),
+        cmocka_unit_test(test_first_frame_comes_by_a_free),
         cmocka_unit_test(test_take_of_single_frames),
     };
 
