@@ -73,6 +73,7 @@ static void life_reset_machine(struct vm *vm)
         atomic_store(&v->decodes, 0);
         atomic_store(&v->tlb_misses, 0);
         atomic_store(&v->stage2_faults, 0);
+        vm->cpus[i].starved = false;
     }
 }
 
@@ -428,17 +429,19 @@ crash(struct vm_cpu *vc, enum mf_end_reason reason, uint64_t code, const char *f
 
 /*
  * No frame for a page that the guest touched. While others' memory is on its way back the vCPU
- * tries again; it was left before the access. A VM that is stopping gets here too: its second stage
- * is closed.
+ * tries again; it was left before the access. `hope`: some was on its way when the slice began; all
+ * of it may have come back between the failure and now, so the vCPU ends only when a slice that
+ * began and ended without hope found no memory, and one before did not either. A VM that is
+ * stopping gets here too: its second stage is closed.
  */
-static enum sched_after no_memory(struct vm_cpu *vc)
+static enum sched_after no_memory(struct vm_cpu *vc, bool hope)
 {
-    struct vm *vm = vc->vm;
+    bool starved = vc->starved;
 
     if (vc->cpu.status == MF_E_STATE)
         return SCHED_AFTER_QUEUE;
-    if (vc->cpu.status == MF_E_NO_MEMORY &&
-        (atomic_load(&vm->vmm->stopping) || atomic_load(&vm->vmm->reaper.trees)))
+    vc->starved = true;
+    if (vc->cpu.status == MF_E_NO_MEMORY && (hope || !starved || vmm_memory_coming(vc->vm->vmm)))
         return SCHED_AFTER_QUEUE;
     crash(vc, MF_END_NO_MEMORY, 0, "no machine memory for a page the guest touched (%s)",
           mf_status_code(vc->cpu.status));
@@ -451,12 +454,15 @@ enum sched_after vm_slice(struct sched_cpu *c)
     struct vcpu *v = &vc->cpu;
     struct vm *vm = vc->vm;
     const uint32_t wakes = CPU_EVENT_INTR | CPU_EVENT_NMI | CPU_EVENT_INIT | CPU_EVENT_SIPI;
+    bool hope = vmm_memory_coming(vm->vmm);
     enum cpu_exit why;
 
     if (!atomic_load_explicit(&vm->first_run_at, memory_order_relaxed))
         atomic_store(&vm->first_run_at, now(vm));
     why = vm->engine.ops->run(v, VM_SLICE);
     uint32_t events = atomic_fetch_and(&v->events, ~CPU_EVENT_KICK);
+    if (why != CPU_EXIT_NO_MEMORY)
+        vc->starved = false;
     switch (why) {
     case CPU_EXIT_BUDGET:
     case CPU_EXIT_EVENT:
@@ -475,7 +481,7 @@ enum sched_after vm_slice(struct sched_cpu *c)
               v->bad_gpa.v);
         return SCHED_AFTER_OFF;
     case CPU_EXIT_NO_MEMORY:
-        return no_memory(vc);
+        return no_memory(vc, hope);
     case CPU_EXIT_FAILED:
     default:
         crash(vc, MF_END_ENGINE, 0, "%.100s", v->detail);

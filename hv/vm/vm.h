@@ -62,6 +62,7 @@ struct vm_cpu {
     struct sched_cpu sched;
     struct vm *vm;
     struct vm_part_request part; /* of the guest on it; under vm->lock */
+    bool starved;                /* of who runs it: its last slice found no memory */
     struct lapic lapic;          /* the chipset's */
     uint64_t pvclock;     /* guest-physical place of its kvm-clock; 0: none. Its own thread's */
     uint32_t pvclock_ver; /* version written there last */
