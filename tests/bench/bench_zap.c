@@ -22,6 +22,7 @@
 #include "hv/mm/teardown.h"
 #include "tests/bench/bench.h"
 #include "tests/bench/bench_out.h"
+#include "tests/bench/svg.h"
 
 #define REPEAT_MAX    1000u
 #define OWNER         OWNER_VM(1)
@@ -33,6 +34,7 @@ struct options {
     unsigned repeat;
     uint32_t budget;
     bool json;
+    const char *svg;
 };
 
 struct tree {
@@ -248,17 +250,21 @@ static int usage(void)
 {
     fprintf(stderr, "usage: hvbench zap [--tree reference|sparse|dense|huge|linux] [--size SIZE]\n"
                     "                   [--repeat N] [--budget N] [--only NAME] [--plugins DIR] "
-                    "[--json]\n");
+                    "[--json] [--svg FILE]\n");
     return BENCH_USAGE;
 }
 
 static bool parse(int argc, char **argv, struct options *o)
 {
-    static const struct option longs[] = {
-        {"tree", required_argument, NULL, 't'},   {"size", required_argument, NULL, 's'},
-        {"repeat", required_argument, NULL, 'r'}, {"budget", required_argument, NULL, 'b'},
-        {"only", required_argument, NULL, 'o'},   {"plugins", required_argument, NULL, 'p'},
-        {"json", no_argument, NULL, 'j'},         {NULL, 0, NULL, 0}};
+    static const struct option longs[] = {{"tree", required_argument, NULL, 't'},
+                                          {"size", required_argument, NULL, 's'},
+                                          {"repeat", required_argument, NULL, 'r'},
+                                          {"budget", required_argument, NULL, 'b'},
+                                          {"only", required_argument, NULL, 'o'},
+                                          {"plugins", required_argument, NULL, 'p'},
+                                          {"json", no_argument, NULL, 'j'},
+                                          {"svg", required_argument, NULL, 'g'},
+                                          {NULL, 0, NULL, 0}};
     bool ok = true;
     int c;
 
@@ -276,6 +282,8 @@ static bool parse(int argc, char **argv, struct options *o)
             o->only = optarg;
         else if (c == 'p')
             bench_set_plugin_dir(optarg);
+        else if (c == 'g')
+            o->svg = optarg;
         else if (c == 'j')
             o->json = true;
         else
@@ -283,6 +291,15 @@ static bool parse(int argc, char **argv, struct options *o)
     }
     return ok && optind == argc;
 }
+
+static const struct svg_spec plot = {"Taking a VM's second stage apart",
+                                     "strategy",
+                                     NULL,
+                                     "time",
+                                     true,
+                                     {{"zap_ns", "teardown"},
+                                      {"reap_ns", "frames back to the heap"},
+                                      {"step_max_ns", "longest step"}}};
 
 int bench_zap(int argc, char **argv)
 {
@@ -316,6 +333,8 @@ int bench_zap(int argc, char **argv)
         ok = run_row(out, tr, &o, plugins.plugin[i], alloc.plugin[0]);
     if (ok)
         bench_out_print(out, o.json);
+    if (ok && o.svg)
+        ok = svg_write(o.svg, out, &plot);
     free(out);
     return ok ? 0 : 1;
 }
