@@ -301,6 +301,22 @@ static int host_drop(struct mf_zap *z, uint32_t n, uint32_t *dropped)
     return rc;
 }
 
+static uint32_t host_next(struct mf_zap *z, mf_table table, uint32_t index)
+{
+    struct tree *t = tree_of(z);
+    uint32_t node;
+
+    pthread_mutex_lock(&t->lock);
+    t->asked++;
+    node = node_of(t, table, "next");
+    if (!t->tracked)
+        conform_fail(CONFORM_ARGUMENTS, "next without MF_TD_TRACKS");
+    while (index < MF_PT_ENTRIES && !tree_entries(t, node)[index])
+        index++;
+    pthread_mutex_unlock(&t->lock);
+    return index < MF_PT_ENTRIES ? index : MF_PT_ENTRIES;
+}
+
 const struct mf_zap_host *tree_host(struct conform_area *a, bool old)
 {
     const struct mf_zap_host all = {.size = sizeof all,
@@ -310,7 +326,8 @@ const struct mf_zap_host *tree_host(struct conform_area *a, bool old)
                                     .used = host_used,
                                     .count = host_count,
                                     .sweep = host_sweep,
-                                    .drop = host_drop};
+                                    .drop = host_drop,
+                                    .next = host_next};
     size_t bytes = old ? offsetof(struct mf_zap_host, sweep) : sizeof all;
     struct mf_zap_host *h;
 

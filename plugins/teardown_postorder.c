@@ -2,11 +2,12 @@
  * Teardown in one post-order pass: the leaves of a table, then the table itself. Work is one entry
  * handled.
  *
- * One source, three plugins:
+ * One source, four plugins:
  *   POSTORDER_SINGLE   looks at each entry of each table, once
- *   POSTORDER_DEFERRED the same, by a background reaper when a whole VM ends: the core has taken
- * the tree away from the VM before POSTORDER_TRACKED  asks the bitmap of used entries, and so
- * visits nothing that is not there
+ *   POSTORDER_DEFERRED the same, but when a whole VM ends the core has taken the tree away from it
+ *                      before, and a reaper in the background runs this
+ *   POSTORDER_ARENA    drops the extents of a whole VM; walks like SINGLE where that cannot be
+ *   POSTORDER_TRACKED  asks the bitmap of used entries, and so visits nothing that is not there
  */
 #include "proto/plugin.h"
 
@@ -23,12 +24,16 @@
 #define POSTORDER_NAME  "deferred"
 #define POSTORDER_TEXT  "detached at once, taken apart in the background in one pass"
 #define POSTORDER_FLAGS MF_TD_DEFERS
+#elif defined(POSTORDER_ARENA)
+#define POSTORDER_NAME  "arena"
+#define POSTORDER_TEXT  "tables and RAM in chunks of the VM's own, taken out whole"
+#define POSTORDER_FLAGS MF_TD_ARENA
 #elif defined(POSTORDER_TRACKED)
 #define POSTORDER_NAME  "tracked"
 #define POSTORDER_TEXT  "one post-order pass over the used entries, found by bitmap"
 #define POSTORDER_FLAGS MF_TD_TRACKS
 #else
-#error "define POSTORDER_SINGLE, POSTORDER_DEFERRED or POSTORDER_TRACKED"
+#error "define POSTORDER_SINGLE, _DEFERRED, _ARENA or _TRACKED"
 #endif
 
 struct place {
@@ -43,6 +48,7 @@ struct walk {
     uint32_t rounds;
     uint32_t reads; /* not yet charged */
     bool again;
+    bool walks; /* arena: extents cannot be dropped */
     struct place place[TOP + 1];
 };
 
@@ -61,13 +67,14 @@ static void enter(struct mf_zap *z, struct walk *w, uint32_t level, mf_table tab
     p->base = base;
     p->at = z->first_gfn > base ? (uint32_t)((z->first_gfn - base) / span(level)) : 0;
     p->hi = z->last_gfn < end ? (uint32_t)((z->last_gfn - base) / span(level)) : MF_PT_ENTRIES - 1;
-    p->used = POSTORDER_FLAGS & MF_TD_TRACKS ? z->host->used(z, table) : NULL;
+    p->used = NULL;
 }
 
 #if !defined(POSTORDER_TRACKED)
 /* Goes on to the next present entry; at is behind hi when there is none, or after READS reads. */
-static bool next_used(struct walk *w, struct place *p)
+static bool next_used(struct mf_zap *z, struct walk *w, struct place *p)
 {
+    (void)z;
     for (uint32_t n = 0; p->at <= p->hi; p->at++) {
         if (__atomic_load_n(&p->table[p->at], __ATOMIC_ACQUIRE))
             return true;
@@ -89,9 +96,18 @@ static uint64_t used_word(const struct place *p, uint32_t i)
     return __atomic_load_n(&p->used[i], __ATOMIC_RELAXED);
 }
 
-static bool next_used(struct walk *w, struct place *p)
+/* The bitmap is asked for where it pays: level 1, or a core that knows no better. */
+static bool next_used(struct mf_zap *z, struct walk *w, struct place *p)
 {
     (void)w;
+    if (w->level > 1 && MF_ZAP_HAS(z->host, next)) {
+        p->at = p->at <= p->hi ? z->host->next(z, p->table, p->at) : p->at;
+        return p->at <= p->hi;
+    }
+    if (!p->used)
+        p->used = z->host->used(z, p->table);
+    if (!p->used) /* no table of ours: then there is nothing in it */
+        p->at = p->hi + 1;
     while (p->at <= p->hi) {
         uint64_t bits = used_word(p, p->at / 64) >> p->at % 64;
 
@@ -126,7 +142,7 @@ static int postorder_begin(struct mf_zap *z, void *state)
 {
     enter(z, state, TOP, z->root, 0);
 #if defined(POSTORDER_TRACKED)
-    if (!((struct walk *)state)->place[TOP].used)
+    if (!MF_ZAP_HAS(z->host, next) && !z->host->used(z, z->root))
         return MF_PL_RANGE;
 #endif
     return MF_PL_OK;
@@ -184,6 +200,27 @@ static int remove_run(struct mf_zap *z, struct place *p, uint32_t budget, uint32
     return MF_PL_OK;
 }
 
+#if defined(POSTORDER_TRACKED)
+/*
+ * Tables with a few leaves go several in a call. *cost 0: the place is at an entry that wants to be
+ * looked at.
+ */
+static int sweep(struct mf_zap *z, struct place *p, uint32_t budget, uint32_t *cost)
+{
+    uint32_t next = p->at, removed = 0;
+    int rc = MF_PL_OK;
+
+    if (MF_ZAP_HAS(z->host, sweep) && p->at <= p->hi)
+        rc = z->host->sweep(z, p->table, p->at, budget, &next, &removed);
+    if (rc == MF_PL_RANGE)
+        rc = MF_PL_OK;
+    z->loops += removed;
+    p->at = next;
+    *cost = removed;
+    return rc;
+}
+#endif
+
 /* One piece of work; *cost in units. */
 static int work(struct mf_zap *z, struct walk *w, uint32_t budget, uint32_t *cost, bool *done)
 {
@@ -191,7 +228,16 @@ static int work(struct mf_zap *z, struct walk *w, uint32_t budget, uint32_t *cos
     mf_table child;
 
     *cost = 1;
-    if (!next_used(w, p))
+#if defined(POSTORDER_TRACKED)
+    if (w->level == 2) {
+        int rc = sweep(z, p, budget, cost);
+
+        if (rc != MF_PL_OK || *cost)
+            return rc;
+        *cost = 1;
+    }
+#endif
+    if (!next_used(z, w, p))
         return p->at > p->hi ? leave(z, w, done) : MF_PL_OK;
     if (w->level == 1)
         return remove_run(z, p, budget, cost);
@@ -203,10 +249,34 @@ static int work(struct mf_zap *z, struct walk *w, uint32_t budget, uint32_t *cos
     return MF_PL_OK;
 }
 
+#if defined(POSTORDER_ARENA)
+/* Drops extents, as far as the budget goes. MF_PL_RANGE: the tree has to be walked. */
+static int drop_extents(struct mf_zap *z, struct walk *w, uint32_t budget)
+{
+    uint32_t n = 0;
+    int rc = MF_PL_RANGE;
+
+    if (z->whole && !w->walks && MF_ZAP_HAS(z->host, drop))
+        rc = z->host->drop(z, budget, &n);
+    z->loops += n;
+    if (rc == MF_PL_OK && n)
+        return MF_PL_AGAIN;
+    w->walks = rc == MF_PL_RANGE;
+    return rc;
+}
+#endif
+
 static int postorder_step(struct mf_zap *z, void *state, uint32_t budget)
 {
     struct walk *w = state;
     bool done = false;
+
+#if defined(POSTORDER_ARENA)
+    int dropped = drop_extents(z, w, budget);
+
+    if (dropped != MF_PL_RANGE)
+        return dropped;
+#endif
 
     while (budget) {
         uint32_t cost;

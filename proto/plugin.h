@@ -217,6 +217,12 @@ struct mf_zap_host {
      * still lives, or the teardown is not of the whole; use the other services.
      */
     int (*drop)(struct mf_zap *z, uint32_t n, uint32_t *dropped);
+    /*
+     * With MF_TD_TRACKS: the first entry in use of `table` at or behind `index`, MF_PT_ENTRIES when
+     * there is none. For tables with few entries cheaper than the bitmap, which `used` may have to
+     * write first.
+     */
+    uint32_t (*next)(struct mf_zap *z, mf_table table, uint32_t index);
 };
 
 #define MF_SWEEP_MAX 8u

@@ -42,13 +42,15 @@ enum frame_type {
 #define OWNER_VM(id) ((uint32_t)(id) + 16u) /* owners of VMs */
 
 #define FRAME_CLEAN 5u
+#define FRAME_STALE 6u
 
 struct frame {
     uint32_t owner;
     uint8_t order;
     uint8_t type;  /* enum frame_type */
     uint8_t state; /* enum frame_state */
-    uint8_t level; /* of a table: 1 to 4; of RAM: FRAME_CLEAN when it reads as zero at its end */
+    uint8_t level; /* of a table: 1 to 4, FRAME_STALE at its end when it has entries left; of RAM:
+                      FRAME_CLEAN when it reads as zero at its end */
     union {
         struct {
             uint64_t
@@ -57,9 +59,11 @@ struct frame {
         } ram;
         uint64_t next; /* RETIRED: mfn + 1 of the next in the queue, 0 at the end */
         struct {
-            uint16_t count; /* entries in use, 0 to 512 */
-            uint16_t root;  /* index of the root it hangs below */
-            uint32_t base;  /* first guest frame it can map, divided by 512 */
+            uint64_t count : 16; /* entries in use, 0 to 512 */
+            uint64_t sum : 9;    /* XOR of their indexes: of one entry, where it is */
+            uint64_t kept : 1;   /* the bitmap of used entries is right */
+            uint64_t root : 6;   /* index of the root it hangs below */
+            uint64_t base : 32;  /* first guest frame it can map, divided by 512 */
         } table;
         uint64_t last; /* free and dirty: who freed it as a block of order 0 or, for the record of
                           a 2 MiB, as a part of one of order >= 9; 0 when not known */

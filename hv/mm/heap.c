@@ -410,7 +410,8 @@ static uint64_t free_retired(struct heap *h, unsigned cpu, uint64_t m, uint32_t 
 {
     union frame_head f = frame_head_load(heap_rec(h, mfn(m)));
     enum mf_status st = check_free(h, m, f, f.f.order, owner, FRAME_RETIRED);
-    bool shared, clean = f.f.type == FRAME_T_TABLE || f.f.level == FRAME_CLEAN;
+    bool shared,
+        clean = f.f.type == FRAME_T_TABLE ? f.f.level != FRAME_STALE : f.f.level == FRAME_CLEAN;
     struct heap_slot *s;
 
     if (st == MF_OK && !clean && f.f.order <= SCRUB_FREE_ORDER &&

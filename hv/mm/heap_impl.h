@@ -277,6 +277,16 @@ enum mf_status heap_free_clean(struct heap *h, unsigned cpu, mfn_t m, unsigned o
  * are clean. Returns how many frames went back.
  */
 uint64_t heap_free_chain(struct heap *h, unsigned cpu, uint64_t head, uint32_t owner);
+/*
+ * Makes one block of the 2^order frames at `m` when each is a block of its own, in use by `owner`
+ * and of `type`; order below 9. Their records' unions go; *out sums them up before.
+ */
+struct heap_bulk {
+    uint64_t maps;   /* RAM: leaves that pointed to them */
+    uint64_t mapped; /* RAM: frames with such a leaf; tables: frames with a level */
+};
+bool heap_join_bulk(struct heap *h, unsigned cpu, mfn_t m, unsigned order, uint32_t owner,
+                    enum frame_type type, struct heap_bulk *out);
 /* Adds to the number of retired frames; negative to take off. */
 void heap_note_retired(struct heap *h, int64_t frames);
 

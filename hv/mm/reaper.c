@@ -77,7 +77,7 @@ static uint64_t frames_of(struct stage2 *s2)
     struct s2_info info;
 
     stage2_get_info(s2, &info);
-    return info.frames_ram + info.frames_table + info.retired + 1;
+    return info.frames_ram + info.frames_table + info.retired + info.spare + 1;
 }
 
 enum mf_status reaper_take(struct reaper *r, struct stage2 *s2, const struct mf_teardown_ops *ops,

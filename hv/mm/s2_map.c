@@ -168,6 +168,7 @@ enum mf_status stage2_map_commit(struct s2_map *map)
     if (st == MF_OK) {
         hang_tables(s2, &w, map->g.v, level, map->spare);
         set_leaf(s2, &w, map->g.v, map->m, leaf_pte(map->m, level, map->access, false));
+        s2_note_block(s2, map->m, map->order);
     } else {
         need = 0;
     }
@@ -201,7 +202,7 @@ static enum mf_status populate(struct stage2 *s2, struct s2_walk *w, uint64_t g,
     mfn_t m, spare[S2_LEVELS];
     enum mf_status st;
 
-    st = heap_alloc(s2->heap, s2_hint(s2), 0, s2->owner, FRAME_T_RAM, HEAP_ZERO, &m);
+    st = s2_alloc_ram(s2, &m);
     if (st != MF_OK)
         return st;
     st = alloc_tables(s2, spare, need);

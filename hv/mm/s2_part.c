@@ -51,6 +51,8 @@ static void fill_table(struct stage2 *s2, const struct s2_walk *w, unsigned root
     }
     word.v = frame_word_load(heap_rec(s2->heap, tab));
     word.t.count = MF_PT_ENTRIES;
+    word.t.sum = 0; /* of all indexes */
+    word.t.kept = s2->track != S2_TRACK_OFF;
     frame_word_store(heap_rec(s2->heap, tab), word.v);
     if (s2->track != S2_TRACK_OFF)
         for (unsigned i = 0; i < HEAP_TRACK_WORDS; i++)

@@ -29,14 +29,12 @@ static bool config_ok(const struct s2_config *c)
 void s2_set_table(struct stage2 *s2, mfn_t m, unsigned root, unsigned level, uint64_t base)
 {
     struct frame *f = heap_rec(s2->heap, m);
-    union s2_tab_word w = {.t = {.root = (uint16_t)root, .base = (uint32_t)(base >> 9)}};
+    union s2_tab_word w = {.t = {.root = root & 63u, .base = (uint32_t)(base >> 9)}};
     union frame_head h = frame_head_load(f);
 
     frame_word_store(f, w.v);
     h.f.level = (uint8_t)level;
     frame_head_store(f, h);
-    if (s2->track != S2_TRACK_OFF)
-        memset(heap_track(s2->heap, m), 0, HEAP_TRACK_WORDS * sizeof(uint64_t));
 }
 
 /* Gives the object's own frame back. It is left zeroed, so the next VM's needs no scrub. */
@@ -70,6 +68,9 @@ enum mf_status stage2_create(struct heap *h, const struct s2_config *c, struct s
     s2->track = c->track ? S2_TRACK_ON : S2_TRACK_OFF;
     memcpy(s2->regions, c->regions, sizeof s2->regions);
     mm_lock_init(&s2->lock);
+    mm_lock_init(&s2->pool_lock);
+    for (unsigned i = 0; i < c->nr_regions; i++)
+        s2->ram_total += c->regions[i].frames;
     for (; s2->roots < c->roots; s2->roots++) {
         st = s2_alloc_table(s2, &s2->root[s2->roots]);
         if (st != MF_OK)
@@ -77,6 +78,7 @@ enum mf_status stage2_create(struct heap *h, const struct s2_config *c, struct s
         s2_set_table(s2, s2->root[s2->roots], s2->roots, S2_LEVELS, 0);
     }
     s2->frames_table = s2->roots;
+    s2->arena = c->arena; /* the roots are in no chunk */
     *out = s2;
     return MF_OK;
 undo:
@@ -88,6 +90,8 @@ undo:
 
 static bool is_empty(const struct stage2 *s2)
 {
+    if (s2->frames_ram || s2->frames_table > s2->roots)
+        return false;
     for (unsigned r = 0; r < s2->roots; r++)
         if (s2_root_count(s2, r))
             return false;
@@ -113,6 +117,7 @@ enum mf_status stage2_destroy(struct stage2 *s2)
     for (unsigned i = 0; i < s2->nr_viewers; i++)
         s2->viewer[i]->s2 = NULL;
     s2_unlock(s2);
+    s2_arena_end(s2);
     for (unsigned r = 0; r < s2->roots; r++)
         s2_free_table(s2, s2->root[r]);
     free_self(s2);
@@ -134,8 +139,8 @@ enum mf_status stage2_reopen(struct stage2 *s2)
     enum mf_status st = MF_E_STATE;
 
     s2_lock(s2);
-    if (is_empty(s2) && !s2->teardown) {
-        s2->closed = false;
+    if (is_empty(s2) && !s2->teardown && !s2_drop_left(s2)) {
+        s2->closed = s2->dropping = false;
         st = MF_OK;
     }
     s2_unlock(s2);
@@ -150,6 +155,7 @@ void stage2_get_info(struct stage2 *s2, struct s2_info *out)
                             .faults = s2->faults,
                             .retired = retired_now(s2)};
     out->epoch = atomic_load(&s2->epoch);
+    out->spare = s2_arena_spare(s2);
     memcpy(out->leaves, s2->leaves, sizeof out->leaves);
     s2_unlock(s2);
 }
@@ -171,16 +177,6 @@ struct heap *stage2_heap(const struct stage2 *s2)
 
 /* ---- tables and entries */
 
-enum mf_status s2_alloc_table(struct stage2 *s2, mfn_t *out)
-{
-    return heap_alloc(s2->heap, s2_hint(s2), 0, s2->owner, FRAME_T_TABLE, HEAP_ZERO, out);
-}
-
-void s2_free_table(struct stage2 *s2, mfn_t m)
-{
-    heap_free_clean(s2->heap, s2_hint(s2), m, 0, s2->owner);
-}
-
 unsigned s2_root_count(const struct stage2 *s2, unsigned root)
 {
     union s2_tab_word w = {.v = frame_word_load(heap_rec(s2->heap, s2->root[root]))};
@@ -188,20 +184,19 @@ unsigned s2_root_count(const struct stage2 *s2, unsigned root)
     return w.t.count;
 }
 
-/* Adds to a table's count and keeps its bitmap. */
-static union s2_tab_word count_entry(struct stage2 *s2, mfn_t tab, unsigned index, int add)
+/* Counts an entry that came or went and keeps the table's bitmap. */
+static union s2_tab_word count_entry(struct stage2 *s2, mfn_t tab, unsigned index, bool used)
 {
     struct frame *f = heap_rec(s2->heap, tab);
     union s2_tab_word w = {.v = frame_word_load(f)};
 
-    w.t.count = (uint16_t)(w.t.count + add);
+    w.t.count = (w.t.count + (used ? 1u : 0xffffu)) & 0xffffu;
+    w.t.sum ^= index & (MF_PT_ENTRIES - 1);
+    if (s2->track == S2_TRACK_OFF)
+        w.t.kept = 0;
+    else if (w.t.kept || w.t.count == 2)
+        s2_track_entry(s2, tab, index, used, &w);
     frame_word_store(f, w.v);
-    if (s2->track != S2_TRACK_OFF) {
-        uint64_t *word = heap_track(s2->heap, tab) + index / 64, bit = UINT64_C(1) << index % 64;
-        uint64_t old = __atomic_load_n(word, __ATOMIC_RELAXED);
-
-        __atomic_store_n(word, add > 0 ? old | bit : old & ~bit, __ATOMIC_RELAXED);
-    }
     return w;
 }
 
@@ -218,7 +213,7 @@ static void note_added(struct stage2 *s2, union s2_tab_word w, unsigned level, u
 void s2_set_entry(struct stage2 *s2, mfn_t tab, unsigned index, uint64_t pte)
 {
     union frame_head h = frame_head_load(heap_rec(s2->heap, tab));
-    union s2_tab_word w = count_entry(s2, tab, index, 1);
+    union s2_tab_word w = count_entry(s2, tab, index, true);
     unsigned level = h.f.level;
 
     if (s2_is_leaf(pte, level)) {
@@ -238,7 +233,7 @@ uint64_t s2_clear_entry(struct stage2 *s2, mfn_t tab, unsigned index)
 {
     uint64_t old = atomic_exchange(&s2_table(s2, tab)[index], 0);
 
-    count_entry(s2, tab, index, -1);
+    count_entry(s2, tab, index, false);
     return old;
 }
 

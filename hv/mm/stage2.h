@@ -51,6 +51,7 @@ struct s2_config {
     uint32_t owner;      /* of all frames and tables */
     unsigned roots;      /* 1 to S2_ROOTS_MAX; KVM-like VMs have 2 */
     bool track;          /* keep the used-entry bitmaps from the start */
+    bool arena;          /* chunks and extents from the start (stage2_set_arena) */
     unsigned nr_regions; /* disjoint, ascending, inside S2_GFN_END, else MF_E_RANGE */
     struct s2_region regions[S2_REGIONS_MAX];
     /* Highest order that a demand fault may use when range and alignment allow: 0, 9. */
@@ -65,6 +66,7 @@ struct s2_leaf {
 
 struct s2_info {
     uint64_t frames_ram, frames_table, faults, epoch, retired;
+    uint64_t spare;     /* frames of an arena that are not in use: rests of chunks, its list */
     uint64_t leaves[3]; /* 4 KiB, 2 MiB, 1 GiB */
 };
 
@@ -215,6 +217,13 @@ enum mf_status stage2_reap(struct stage2 *s2, uint64_t budget);
 enum mf_status stage2_track_step(struct stage2 *s2, uint64_t budget);
 /* Off again; not while a teardown is under way, which may need them. */
 void stage2_untrack(struct stage2 *s2);
+
+/*
+ * Tables and demand-faulted RAM come from chunks of the address space's own from here on
+ * (MF_TD_ARENA), or no more; what is mapped stays where it is. Turned off it gives back the chunks'
+ * rests: not while a teardown is under way, when it stays as it is.
+ */
+void stage2_set_arena(struct stage2 *s2, bool on);
 
 void stage2_get_info(struct stage2 *s2, struct s2_info *out);
 unsigned stage2_roots(const struct stage2 *s2);

@@ -20,6 +20,12 @@ struct s2_batch {
     uint64_t entries, frames, target;
 };
 
+/* Frames [at, end) of a chunk that were not drawn yet. */
+struct s2_pool {
+    uint64_t at, end;
+    uint64_t drawn; /* frames of all chunks, ever */
+};
+
 struct stage2 {
     struct heap *heap;
     mfn_t self; /* this structure lies in a frame of the arena */
@@ -46,6 +52,19 @@ struct stage2 {
     enum s2_track track;
     unsigned track_root;
     uint64_t track_gfn;
+    bool dropping;    /* the roots are unlinked, the extents go one by one */
+    uint64_t drop_at; /* in the extent on top of the list: frames that are done */
+    /* Under pool_lock; `arena` changes under both. */
+    bool arena; /* tables and RAM come from chunks, extents are listed */
+    bool loose; /* something is mapped that is in no extent */
+    struct s2_pool pool_ram, pool_tables;
+    uint64_t dir; /* mfn + 1 of the top frame of the list of extents */
+    unsigned dir_used;
+    uint64_t dir_frames;
+    struct mm_lock pool_lock; /* after lock, before slot locks */
+    uint64_t ram_total;       /* frames of all regions */
+
+    /* Under lock again. */
     unsigned nr_viewers;
     struct s2_viewer *viewer[S2_VIEWERS_MAX];
 };
@@ -55,8 +74,7 @@ _Static_assert(sizeof(struct stage2) <= FRAME_SIZE, "stage2 fits in one frame");
 /* A table's record as one value. */
 union s2_tab_word {
     struct {
-        uint16_t count, root;
-        uint32_t base;
+        uint64_t count : 16, sum : 9, kept : 1, root : 6, base : 32;
     } t;
     uint64_t v;
 };
@@ -153,11 +171,39 @@ enum mf_status s2_get(struct stage2 *s2, unsigned root, uint64_t g, unsigned acc
                       struct s2_leaf *out);
 /* Every viewer is outside or has seen `target`. */
 bool s2_viewers_passed(const struct stage2 *s2, uint64_t target);
+/*
+ * Used entries of a table (s2_track.c). The first one from *i on, in *i; false, and MF_PT_ENTRIES,
+ * when there is none. Of a table with one entry its record says which; else the bitmap is asked, if
+ * it is kept.
+ */
+bool s2_next_used(const struct stage2 *s2, mfn_t tab, unsigned *i);
+/* A new or former entry, after `w` counted it; writes the bitmap and w->t.kept. */
+void s2_track_entry(struct stage2 *s2, mfn_t tab, unsigned index, bool used, union s2_tab_word *w);
+/* Makes the bitmap right if it is not. */
+const uint64_t *s2_keep_bitmap(struct stage2 *s2, mfn_t tab);
 /* The record of a table that is about to be hung in, empty. */
 void s2_set_table(struct stage2 *s2, mfn_t m, unsigned root, unsigned level, uint64_t base);
 unsigned s2_root_count(const struct stage2 *s2, unsigned root);
 
-/* Without the lock: a table frame, zeroed, not yet hung in. */
+/* Arena (s2_arena.c). A zeroed frame for RAM; lock held. */
+enum mf_status s2_alloc_ram(struct stage2 *s2, mfn_t *out);
+/* A block was mapped by hand. Lock held. */
+void s2_note_block(struct stage2 *s2, mfn_t m, unsigned order);
+/* Frames held beside tables and mapped RAM. */
+uint64_t s2_arena_spare(struct stage2 *s2);
+/* Gives back what was not drawn, and the list. */
+void s2_arena_end(struct stage2 *s2);
+/* All of the address space can go by extents. Lock held, also for what follows. */
+bool s2_can_drop(const struct stage2 *s2);
+/* Dropping has begun and extents are left. */
+bool s2_drop_left(const struct stage2 *s2);
+struct s2_dropped {
+    uint64_t extents, leaves, tables, frames;
+};
+/* One bounded piece of work, about one extent; counts are added to *d. */
+void s2_drop(struct stage2 *s2, struct s2_dropped *d);
+
+/* With or without the lock: a table frame, zeroed, not yet hung in. */
 enum mf_status s2_alloc_table(struct stage2 *s2, mfn_t *out);
 void s2_free_table(struct stage2 *s2, mfn_t m);
 

@@ -161,11 +161,15 @@ static int host_zap_run(struct mf_zap *z, mf_table table, uint32_t index, uint32
 static const volatile uint64_t *host_used(struct mf_zap *z, mf_table table)
 {
     const struct teardown *t = zap_owner(z);
+    const uint64_t *map;
     struct zap_table zt;
 
     if (!(t->ops->flags & MF_TD_TRACKS) || !zap_find(t, table, &zt))
         return NULL;
-    return heap_track(t->s2->heap, zt.m);
+    s2_lock(t->s2);
+    map = s2_keep_bitmap(t->s2, zt.m);
+    s2_unlock(t->s2);
+    return map;
 }
 
 static uint32_t host_count(struct mf_zap *z, mf_table table)
@@ -180,13 +184,169 @@ static uint32_t host_count(struct mf_zap *z, mf_table table)
     return w.t.count;
 }
 
+/*
+ * A level 1 table of at most MF_SWEEP_MAX entries, wholly inside the scope, that hangs at entry
+ * `index` of a level 2 table. Lock held.
+ */
+static bool may_sweep(const struct teardown *t, const struct zap_table *zt, uint32_t index,
+                      uint64_t pte, uint32_t *count)
+{
+    union s2_tab_word w;
+
+    if (s2_is_leaf(pte, zt->level) ||
+        !in_scope(t, zt->base + index * s2_span(zt->level), s2_span(zt->level)))
+        return false;
+    w.v = frame_word_load(heap_rec(t->s2->heap, s2_target(pte)));
+    *count = w.t.count;
+    return w.t.count <= MF_SWEEP_MAX;
+}
+
+/* Takes the table and its leaves out. */
+static int sweep_table(struct teardown *t, const struct zap_table *zt, uint32_t index, mfn_t child)
+{
+    struct zap_table ct = {.m = child, .level = 1, .base = zt->base + index * s2_span(2)};
+    int rc = MF_PL_OK;
+
+    for (unsigned i = 0; rc == MF_PL_OK && s2_next_used(t->s2, child, &i); i++)
+        rc = zap_entry(t, &ct, i);
+    return rc == MF_PL_OK ? zap_entry(t, zt, index) : rc;
+}
+
+#define SWEEP_AHEAD 16u
+
+/*
+ * What the next tables need is fetched before it is used, each kind for all of them at a time: the
+ * entries that point to them, their records, their one leaf, the record of its frame.
+ */
+static void sweep_prefetch(const struct stage2 *s2, const struct zap_table *zt, unsigned index)
+{
+    s2_pte *at[SWEEP_AHEAD];
+    unsigned n = 0;
+
+    for (unsigned i = index; n < SWEEP_AHEAD && s2_next_used(s2, zt->m, &i); i++) {
+        at[n] = &s2_table(s2, zt->m)[i];
+        __builtin_prefetch((void *)(uintptr_t)at[n++], 1);
+    }
+    for (unsigned k = 0; k < n; k++)
+        __builtin_prefetch(heap_rec(s2->heap, s2_target(atomic_load(at[k]))), 1);
+    for (unsigned k = 0; k < n; k++) {
+        uint64_t pte = atomic_load_explicit(at[k], memory_order_relaxed);
+        union s2_tab_word w = {.v = frame_word_load(heap_rec(s2->heap, s2_target(pte)))};
+
+        if (pte & MF_PTE_LEAF) {
+            n = k;
+            break;
+        }
+        at[k] = &s2_table(s2, s2_target(pte))[w.t.sum];
+        __builtin_prefetch((void *)(uintptr_t)at[k], 1);
+    }
+    for (unsigned k = 0; k < n; k++)
+        __builtin_prefetch(
+            heap_rec(s2->heap, s2_target(atomic_load_explicit(at[k], memory_order_relaxed))), 1);
+}
+
+static int host_sweep(struct mf_zap *z, mf_table table, uint32_t index, uint32_t max,
+                      uint32_t *next, uint32_t *removed)
+{
+    struct teardown *t = zap_owner(z);
+    uint64_t before = t->report.entries_removed;
+    struct zap_table zt;
+    unsigned i = index, ahead = 0;
+    int rc = MF_PL_OK;
+
+    *removed = 0;
+    *next = index;
+    if (index >= MF_PT_ENTRIES || !(t->ops->flags & MF_TD_TRACKS) || !zap_find(t, table, &zt) ||
+        zt.level != 2)
+        return MF_PL_RANGE;
+    s2_lock(t->s2);
+    while (s2_next_used(t->s2, zt.m, &i)) {
+        uint64_t pte = zap_pte(t, &zt, i);
+        uint32_t count = 0;
+
+        if (!may_sweep(t, &zt, i, pte, &count) ||
+            t->report.entries_removed - before + count + 1 > max)
+            break;
+        if (!ahead--) {
+            sweep_prefetch(t->s2, &zt, i);
+            ahead = SWEEP_AHEAD - 1;
+        }
+        rc = must_wait(t->s2) ? MF_PL_BLOCKED : sweep_table(t, &zt, i, s2_target(pte));
+        if (rc != MF_PL_OK)
+            break;
+        i++;
+    }
+    s2_unlock(t->s2);
+    *next = i < MF_PT_ENTRIES ? i : MF_PT_ENTRIES;
+    *removed = (uint32_t)(t->report.entries_removed - before);
+    if (rc == MF_PL_BLOCKED)
+        t->waits = true;
+    return rc;
+}
+
+static uint32_t host_next(struct mf_zap *z, mf_table table, uint32_t index)
+{
+    const struct teardown *t = zap_owner(z);
+    struct zap_table zt;
+    unsigned i = index;
+    bool any;
+
+    if (index >= MF_PT_ENTRIES || !(t->ops->flags & MF_TD_TRACKS) || !zap_find(t, table, &zt))
+        return MF_PT_ENTRIES;
+    s2_lock(t->s2);
+    any = s2_next_used(t->s2, zt.m, &i);
+    s2_unlock(t->s2);
+    return any ? i : MF_PT_ENTRIES;
+}
+
+/* Extents until `n` units of work are spent or nothing is left. Lock held. */
+static void drop(struct teardown *t, uint32_t n, uint32_t *dropped)
+{
+    struct s2_dropped d = {0};
+
+    while (d.extents < n && !must_wait(t->s2)) {
+        s2_drop(t->s2, &d);
+        if (!s2_drop_left(t->s2))
+            break;
+    }
+    t->report.entries_removed += d.leaves + d.tables;
+    t->report.leaves_removed += d.leaves;
+    t->report.tables_freed += d.tables;
+    t->report.frames_retired += d.frames;
+    *dropped = (uint32_t)d.extents;
+}
+
+static int host_drop(struct mf_zap *z, uint32_t n, uint32_t *dropped)
+{
+    struct teardown *t = zap_owner(z);
+    int rc = MF_PL_OK;
+
+    *dropped = 0;
+    if (!(t->ops->flags & MF_TD_ARENA) || !t->all)
+        return MF_PL_RANGE;
+    s2_lock(t->s2);
+    if (!s2_can_drop(t->s2))
+        rc = MF_PL_RANGE;
+    else
+        drop(t, n, dropped);
+    if (!rc && n && !*dropped && s2_drop_left(t->s2)) {
+        rc = MF_PL_BLOCKED;
+        t->waits = true;
+    }
+    s2_unlock(t->s2);
+    return rc;
+}
+
 static const struct mf_zap_host zap_host = {
-    .size = offsetof(struct mf_zap_host, sweep),
+    .size = sizeof(struct mf_zap_host),
     .child = host_child,
     .zap = host_zap,
     .zap_run = host_zap_run,
     .used = host_used,
     .count = host_count,
+    .sweep = host_sweep,
+    .drop = host_drop,
+    .next = host_next,
 };
 
 /* ---- begin, end */
@@ -254,7 +414,7 @@ enum mf_status teardown_begin_whole(struct teardown *t, struct stage2 *s2,
                                     const struct mf_teardown_ops *ops)
 {
     clear(t);
-    t->whole = true;
+    t->whole = t->all = true;
     t->root_end = s2->roots;
     return begin(t, s2, ops, 0, S2_GFN_END - 1);
 }
@@ -361,7 +521,7 @@ static bool root_is_done(struct teardown *t)
     left = t->whole ? s2_root_count(t->s2, t->root) != 0
                     : anything_left(t, t->s2->root[t->root], S2_LEVELS, 0);
     /* What came in while we worked is not the strategy's fault. */
-    left = left && !t->s2->td_added;
+    left = (left && !t->s2->td_added) || s2_drop_left(t->s2);
     s2_unlock(t->s2);
     return !left;
 }
@@ -416,9 +576,33 @@ static enum mf_status ensure_tracking(struct teardown *t, uint32_t *budget)
     return st;
 }
 
+/*
+ * A strategy that drops extents was replaced on the way: no walk finds what is left, so the driver
+ * goes on itself.
+ */
+static enum mf_status finish_drop(struct teardown *t, uint32_t *budget)
+{
+    uint32_t dropped = 0;
+    bool left;
+
+    if (t->ops->flags & MF_TD_ARENA || !t->all)
+        return MF_OK;
+    s2_lock(t->s2);
+    left = s2_drop_left(t->s2);
+    if (left)
+        drop(t, *budget, &dropped);
+    left = left && s2_drop_left(t->s2);
+    s2_unlock(t->s2);
+    *budget -= dropped < *budget ? dropped : *budget;
+    return !left ? MF_OK : dropped ? MF_AGAIN : MF_BLOCKED;
+}
+
 static enum mf_status step(struct teardown *t, uint32_t budget)
 {
-    enum mf_status st = ensure_tracking(t, &budget);
+    enum mf_status st = finish_drop(t, &budget);
+
+    if (st == MF_OK)
+        st = ensure_tracking(t, &budget);
 
     while (st == MF_OK && t->root < t->root_end) {
         if (!budget)

@@ -30,6 +30,7 @@ struct teardown {
     struct mf_zap zap; /* of the root under work */
     unsigned root, root_end;
     bool begun, active, whole;
+    bool all; /* every root, to the end of the address space */
     gfn_t first, last;
     bool tracking; /* the bitmaps are complete, or the strategy does not use them */
     bool waits;    /* a service said MF_PL_BLOCKED in this step */

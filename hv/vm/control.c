@@ -154,6 +154,8 @@ static void swap_now(struct vm *vm, struct strategy *to, uint64_t began)
     vm->teardown = to;
     if (vm->s2 && tracks(from) && !tracks(to))
         stage2_untrack(vm->s2);
+    if (vm->s2)
+        stage2_set_arena(vm->s2, strategy_teardown(to)->flags & MF_TD_ARENA);
     swap_report(vm, from, to, began, t);
     vm->swap_status = MF_OK;
     strategies_put(vm->vmm->strategies, from);

@@ -123,6 +123,7 @@ static enum mf_status life_make_stage2(struct vm *vm, struct mf_error *e)
     struct s2_config c = {
         .roots = 2,
         .track = strategy_teardown(vm->teardown)->flags & MF_TD_TRACKS,
+        .arena = strategy_teardown(vm->teardown)->flags & MF_TD_ARENA,
         .nr_regions = ram.high ? 2 : 1,
         .regions = {{gfn(0), ram.low >> FRAME_SHIFT},
                     {gpa_to_gfn(gpa(BOOT_HIGH_BASE)), ram.high >> FRAME_SHIFT}},

@@ -190,7 +190,7 @@ static bool parse(struct options *o, int argc, char **argv)
         {"guest", required_argument, NULL, 'g'},     {"json", no_argument, NULL, 'j'},
         {"allocator", required_argument, NULL, 'a'}, {"teardown", required_argument, NULL, 't'},
         {"memory", required_argument, NULL, 'm'},    {NULL, 0, NULL, 0}};
-    static const char *const all[] = {"scan", "skip", "single", "tracked", "deferred"};
+    static const char *const all[] = {"scan", "skip", "single", "tracked", "deferred", "arena"};
     bool good = true, given = false;
     int c;
 

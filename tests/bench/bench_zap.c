@@ -172,6 +172,7 @@ static bool in_heap(struct heap *h, const struct tree *tr, uint64_t frames,
     struct s2_config c = {.owner = OWNER,
                           .roots = tr->roots,
                           .track = (p->ops.teardown->flags & MF_TD_TRACKS) != 0,
+                          .arena = (p->ops.teardown->flags & MF_TD_ARENA) != 0,
                           .nr_regions = 1,
                           .regions = {{{0}, SPARSE_FRAMES}},
                           .fault_order = tr->fault_order};

@@ -15,13 +15,13 @@
 #define HELD       32u
 #define VM         OWNER_VM(1)
 #define OTHER      OWNER_VM(2)
-#define STRATEGIES 6u
+#define STRATEGIES 7u
 #define ALLOCATORS 4u
 
 static const char *const allocators[ALLOCATORS] = {"buddy-page", "buddy-chunk", "buddy-lazy",
                                                    "bitmap"};
-static const char *const strategies[STRATEGIES] = {"scan",   "skip",    "present",
-                                                   "single", "tracked", "deferred"};
+static const char *const strategies[STRATEGIES] = {"scan",    "skip",     "present", "single",
+                                                   "tracked", "deferred", "arena"};
 
 struct op {
     uint8_t what, a;
@@ -186,7 +186,9 @@ static void stage2_op(const struct op *o, struct stage2 *s2)
         stage2_reap(s2, o->a);
         break;
     default:
-        if (o->a & 1)
+        if (o->a & 2)
+            stage2_set_arena(s2, o->a & 1);
+        else if (o->a & 1)
             stage2_track_step(s2, o->a);
         else
             stage2_untrack(s2);
@@ -201,7 +203,7 @@ static void finish(struct stage2 *s2, struct held *held, unsigned strategy)
     for (unsigned i = 0; i < HELD; i++)
         used += held[i].used ? UINT64_C(1) << held[i].order : 0;
     stage2_get_info(s2, &info);
-    audit(used + 1 + info.frames_ram + info.frames_table + info.retired);
+    audit(used + 1 + info.frames_ram + info.frames_table + info.retired + info.spare);
     stage2_close(s2);
     FUZZ_ASSERT(teardown_begin_whole(&zap, s2, zap_ops[strategy]) == MF_OK);
     run_zap(s2);

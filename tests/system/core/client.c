@@ -148,11 +148,11 @@ bool core_start(struct core_proc *p, const char *memory, ...)
 
 bool core_start_full(struct core_proc *p, const char *memory, const char *workers)
 {
-    static const char *const files[] = {"allocator_buddy-page.so", "allocator_buddy-chunk.so",
-                                        "allocator_buddy-lazy.so", "allocator_bitmap.so",
-                                        "teardown_present.so",     "teardown_scan.so",
-                                        "teardown_skip.so",        "teardown_single.so",
-                                        "teardown_tracked.so",     "teardown_deferred.so"};
+    static const char *const files[] = {
+        "allocator_buddy-page.so", "allocator_buddy-chunk.so", "allocator_buddy-lazy.so",
+        "allocator_bitmap.so",     "teardown_present.so",      "teardown_scan.so",
+        "teardown_skip.so",        "teardown_single.so",       "teardown_tracked.so",
+        "teardown_deferred.so",    "teardown_arena.so"};
     static char paths[sizeof files / sizeof files[0]][512];
     const char *more[ARGS_MAX] = {"--workers",  workers,  "--allocator", "buddy-lazy",
                                   "--teardown", "single", NULL};

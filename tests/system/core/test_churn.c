@@ -38,7 +38,8 @@ static int teardown(void **state)
     return code;
 }
 
-static const char *const teardowns[] = {"scan", "skip", "present", "single", "tracked", "deferred"};
+static const char *const teardowns[] = {"scan",    "skip",     "present", "single",
+                                        "tracked", "deferred", "arena"};
 static const char *const allocators[] = {"buddy-page", "buddy-chunk", "buddy-lazy", "bitmap"};
 
 /* One VM slot: whatever is in it goes on to its next stage. */

@@ -53,8 +53,8 @@ static void run(const char *guest, const char *cmdline, uint32_t flags, struct m
 static void hello_everywhere(void **state)
 {
     static const char *const guests[] = {"hello.elf", "hello-pvh.elf"};
-    static const char *const strategies[] = {"scan",   "skip",    "present",
-                                             "single", "tracked", "deferred"};
+    static const char *const strategies[] = {"scan",    "skip",     "present", "single",
+                                             "tracked", "deferred", "arena"};
 
     (void)state;
     for (unsigned g = 0; g < 2; g++)

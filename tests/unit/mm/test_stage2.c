@@ -324,19 +324,24 @@ static void check_bitmaps(struct stage2 *s2, mfn_t tab, unsigned level)
 {
     s2_pte *p = s2_table(s2, tab);
     union s2_tab_word w = {.v = frame_word_load(heap_rec(s2->heap, tab))};
-    unsigned n = 0;
+    unsigned n = 0, sum = 0;
 
     for (unsigned i = 0; i < MF_PT_ENTRIES; i++) {
         uint64_t pte = atomic_load(&p[i]);
-        bool used = heap_track(s2->heap, tab)[i / 64] >> i % 64 & 1;
+        bool used =
+            w.t.kept ? heap_track(s2->heap, tab)[i / 64] >> i % 64 & 1 : w.t.count && w.t.sum == i;
 
         n += pte != 0;
+        sum ^= pte ? i : 0;
         if (s2->track == S2_TRACK_ON)
             assert_int_equal(used, pte != 0);
         if (pte && !s2_is_leaf(pte, level))
             check_bitmaps(s2, s2_target(pte), level - 1);
     }
     assert_int_equal(w.t.count, n);
+    assert_int_equal(w.t.sum, sum);
+    if (s2->track == S2_TRACK_ON)
+        assert_true(w.t.kept || n <= 1);
 }
 
 /* Bitmaps switched on while the VM lives, in steps, with maps between the steps. */

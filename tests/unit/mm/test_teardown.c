@@ -12,7 +12,8 @@
 
 #define OWNER OWNER_VM(1)
 
-static const char *const strategies[] = {"scan", "skip", "present", "single", "tracked"};
+static const char *const strategies[] = {"scan",    "skip",     "present", "single",
+                                         "tracked", "deferred", "arena"};
 #define STRATEGIES (sizeof strategies / sizeof strategies[0])
 
 static struct stage2 *make(struct mm_testenv *e, unsigned roots, bool track, unsigned fault_order)
@@ -55,6 +56,8 @@ static const struct expected expected[] = {
     {"present", 18, {8, 6, 3, 1}, {0}},
     {"single", 8, {0}, {0}},
     {"tracked", 8, {0}, {0}},
+    {"deferred", 8, {0}, {0}},
+    {"arena", 8, {0}, {0}},
 };
 
 static void check_reference(const struct expected *x, uint32_t budget, bool track)
