@@ -30,8 +30,8 @@ def image_package():
     return None
 
 
-def fetch(into):
-    """The kernel out of Debian's package, which is fetched but not installed."""
+def unpack(into):
+    """Debian's package, fetched but not installed, below `into`; the path of its kernel."""
     if not shutil.which("apt-get") or not shutil.which("dpkg-deb"):
         raise Missing("no installed %s, and no apt-get to fetch it" % PACKAGE)
     package = image_package()
@@ -53,6 +53,11 @@ def fetch(into):
     kernel = newest(os.path.join(into, "boot", "vmlinuz-*"))
     if kernel is None:
         raise Missing("%s has no kernel" % package)
+    return kernel
+
+
+def fetch(into):
+    kernel = unpack(into)
     # The modules are many and nobody needs them.
     shutil.rmtree(os.path.join(into, "lib"), ignore_errors=True)
     shutil.rmtree(os.path.join(into, "usr"), ignore_errors=True)
