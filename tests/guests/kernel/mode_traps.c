@@ -47,7 +47,9 @@ void mode_fault(void)
     TRAPS("movabsq $0x0000800000000000, %%rcx\n\t" NOTE_RIP "movb (%%rcx), %%cl");
     check(seen(VEC_GP, 0) && trap_seen.rip == insn_at, "address that is not canonical");
     TRAPS(NOTE_RIP "int $0x40");
-    check((seen(VEC_GP, 0x40 * 8 + 2) || on_qemu()) && trap_seen.rip == insn_at,
+    /* KVM on an SVM that does not save the next RIP has stepped over INT already when it faults. */
+    check((seen(VEC_GP, 0x40 * 8 + 2) || on_qemu()) &&
+              (trap_seen.rip == insn_at || (cmdline_has("nonrip") && trap_seen.rip == insn_at + 2)),
           "vector without a gate");
     TRAPS("movl $0x12345678, %%ecx\n\t" NOTE_RIP "rdmsr");
     check((seen(VEC_GP, 0) && trap_seen.rip == insn_at) || on_qemu(), "unknown MSR");

@@ -135,7 +135,8 @@ static void kernel_modes(void **state)
         struct mf_vm_info info;
         char text[16384];
 
-        run(guests[i], "", 0, &info, text, sizeof text);
+        /* The emulated machine of tests/nested saves no next RIP. */
+        run(guests[i], getenv("MAYFLY_TEST_FEW") ? "nonrip" : "", 0, &info, text, sizeof text);
         if (info.end.reason != MF_END_POWEROFF)
             fail_msg("%s: reason %u code %llu, %s; console: %s", guests[i], info.end.reason,
                      (unsigned long long)info.end.code, info.end.detail, text);
