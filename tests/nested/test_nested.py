@@ -90,7 +90,7 @@ def archive(busybox, modules, scratch):
 
 
 def boot(kernel, initrd, log):
-    command = ["qemu-system-x86_64", "-accel", "tcg", "-cpu", "EPYC", "-smp", "2", "-m", "2048",
+    command = ["qemu-system-x86_64", "-accel", "tcg,thread=single", "-cpu", "EPYC", "-smp", "1", "-m", "2048",
                "-nodefaults", "-no-reboot", "-display", "none", "-serial", "stdio",
                "-kernel", kernel, "-initrd", initrd, "-append",
                "console=ttyS0 quiet panic=-1 mitigations=off cryptomgr.notests tsc=reliable"]
