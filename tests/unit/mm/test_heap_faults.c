@@ -71,11 +71,15 @@ static struct heap_info info_of(struct mm_testenv *e)
     return i;
 }
 
+/* Looks at eight bytes in each 512: data is written to whole frames here. */
 static bool reads_zero(struct mm_testenv *e, mfn_t m, unsigned order)
 {
-    const uint8_t *b = heap_ptr(e->heap, m);
+    const uint64_t *p = heap_ptr(e->heap, m);
+    uint64_t any = 0;
 
-    return !b[0] && !memcmp(b, b + 1, (FRAME_SIZE << order) - 1);
+    for (uint64_t i = 0; i < (FRAME_SIZE << order) / 8; i += 64)
+        any |= p[i];
+    return !any;
 }
 
 /* No zones or nodes here: what comes in two ranges with a hole between them is never one block. */
@@ -196,10 +200,10 @@ static void test_offlined_frame_inside_a_block(void **state)
         unsigned order = orders[i / ALLOCATORS], bad;
         struct heap_offline_report r;
         struct mm_testenv e;
-        uint8_t *seen = calloc(1, 8192);
+        uint8_t *seen = calloc(1, 4096);
         mfn_t m;
 
-        mm_testenv_init(&e, 8192, 2);
+        mm_testenv_init(&e, 4096, 2);
         mm_testenv_select(&e, allocators[i % ALLOCATORS]);
         get(&e, 0, OWNER);
         m = get(&e, order, OWNER);
@@ -213,11 +217,11 @@ static void test_offlined_frame_inside_a_block(void **state)
         assert_int_equal(heap_frame_use(e.heap, mfn(m.v + bad)), HEAP_FRAME_OFFLINE);
         assert_int_equal(info_of(&e).offline_waiting, 0);
         assert_int_equal(info_of(&e).offline, 1);
-        assert_int_equal(info_of(&e).free, 8190);
+        assert_int_equal(info_of(&e).free, 4094);
         assert_int_equal(info_of(&e).dirty, (1u << order) - 1);
         assert_int_equal(heap_free(e.heap, 0, mfn(m.v + bad), 0, OWNER), MF_E_WRONG_OWNER);
         mm_testenv_select(&e, allocators[(i + 1) % ALLOCATORS]);
-        assert_int_equal(take_all(&e, seen), 8190);
+        assert_int_equal(take_all(&e, seen), 4094);
         assert_int_equal(seen[m.v + bad], 0);
         mm_testenv_fini(&e);
         free(seen);
