@@ -14,6 +14,7 @@ int bench_heap_init(int argc, char **argv);
 int bench_alloc(int argc, char **argv);
 int bench_swap(int argc, char **argv);
 int bench_scrub(int argc, char **argv);
+int bench_map(int argc, char **argv);
 int bench_zap(int argc, char **argv);
 int bench_lifecycle(int argc, char **argv);
 

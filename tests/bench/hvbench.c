@@ -15,6 +15,7 @@ static const struct {
     {"alloc", bench_alloc, "an allocation and a free"},
     {"swap", bench_swap, "an allocator taking over from another"},
     {"scrub", bench_scrub, "keeping one owner's data from the next"},
+    {"map", bench_map, "a demand fault, with and without tracking"},
     {"zap", bench_zap, "teardown of a second stage"},
     {"lifecycle", bench_lifecycle, "whole lives of a guest inside the core"},
 };
