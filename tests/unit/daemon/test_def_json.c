@@ -288,7 +288,7 @@ static void test_write(void **state)
                                "\"memory\":67108864,\"vcpus\":1,\"kernel\":\"/k\",\"cmdline\":\"\","
                                "\"initrd\":null,\"modules\":[],"
                                "\"engine\":\"auto\",\"teardown\":null,\"on_reset\":\"restart\","
-                               "\"weight\":100,\"cap\":0}");
+                               "\"weight\":100,\"cap\":0,\"claim\":false,\"pages\":\"4K\"}");
     jsonw_fini(&w);
     def_fini(&d);
 }
