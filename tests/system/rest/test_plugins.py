@@ -1,4 +1,5 @@
 """Plugins: what is found, what is refused and why, loading and unloading by request."""
+import json
 import os
 import shutil
 import signal
@@ -235,17 +236,46 @@ class Conformance(Case):
 
     def test_without_the_checker(self):
         """What cannot be checked is refused, unless it is asked for."""
-        self.d.env["MAYFLY_PLUGIN_CHECK"] = "/no/such/program"
-        got = self.up()
-        self.assertEqual(got["strategies"], [])
-        self.assertEqual(len(got["refused"]), 2)
-        self.assertIn("cannot be checked", got["refused"][0]["detail"])
         path = os.path.join(self.dir, "teardown_single.so")
-        self.problem(self.d.post("/v1/strategies", {"path": path}), 500, "path", "io")
+        # Not there, not a program, one without a verdict, one that dies.
+        killed = os.path.join(self.d.dir, "killed")
+        with open(killed, "w") as f:
+            f.write("#!/bin/sh\nkill -9 $$\n")
+        os.chmod(killed, 0o755)
+        for n, program in enumerate(("/no/such/program", "/etc/passwd", "/bin/true", killed)):
+            self.d.env["MAYFLY_PLUGIN_CHECK"] = program
+            got = self.again() if n else self.up()
+            self.assertEqual(got["strategies"], [], program)
+            self.assertEqual(len(got["refused"]), 2)
+            self.assertIn("cannot be checked", got["refused"][0]["detail"])
+            self.problem(self.d.post("/v1/strategies", {"path": path}), 500, "path", "io")
+        fds = self.d.fds()
+        for _ in range(5):
+            self.d.post("/v1/strategies", {"path": path})
+        until("no descriptor is left", lambda: self.d.fds() <= fds)
         s = self.ok(self.d.post("/v1/strategies?force=1", {"path": path}), 201)
         self.assertEqual(s["check"], "not-checked")
         got = self.ok(self.d.get("/v1/strategies"))
         self.assertEqual(len(got["refused"]), 1)
+
+    def test_going_down_in_a_check(self):
+        """A daemon that is told to end while a check runs answers, ends, and leaves no process."""
+        slow = os.path.join(self.d.dir, "slow")
+        with open(slow, "w") as f:
+            f.write("#!/bin/sh\necho $$ > %s.pid\nexec sleep 1000\n" % slow)
+        os.chmod(slow, 0o755)
+        self.d.plugin_check = "off"
+        self.d.env["MAYFLY_PLUGIN_CHECK"] = slow
+        self.up()
+        c = self.d.connect()
+        self.addCleanup(c.close)
+        c.request("POST", "/v1/strategies", json.dumps({"path": self.broken("broken_teardown_crash")}),
+                  {"Content-Type": "application/json"})
+        until("the check runs", lambda: os.path.exists(slow + ".pid") and open(slow + ".pid").read())
+        self.assertEqual(self.d.kill(signal.SIGTERM), 0)
+        with open(slow + ".pid") as f:
+            pid = int(f.read())
+        until("the checker is gone", lambda: not alive(pid))
 
     def test_warn(self):
         self.d.plugin_check = "warn"
