@@ -42,8 +42,7 @@ static const char usage[] =
     "  --allocator NAME  page allocator to start with, one of the plugins\n"
     "  --teardown NAME   default teardown strategy, one of the plugins\n"
     "  --engine NAME     of VMs that name none: auto (default: kvm where it works), kvm or soft\n"
-    "  --kvm-pool N      KVM VMs without a guest that are kept for the next: 16 if not given, 0: "
-    "none\n";
+    "  --kvm-pool N      KVM VMs without a guest that are kept for the next; none if not given\n";
 
 /* A number with an optional K, M, G or T (and iB, B). False: not one, or beyond 64 bits. */
 static bool parse_size(const char *s, uint64_t *out)

@@ -28,7 +28,7 @@
 #define VM_LOAD_INLINE    (UINT64_C(256) << 10) /* an image up to this loads in vm_start itself */
 #define VM_RAM_INLINE     (UINT64_C(1) << 30)   /* RAM up to this is backed in vm_start itself */
 #define VM_RAM_STEP       64u                   /* blocks */
-#define VM_KVM_POOL       16u                   /* KVM VMs without a guest that are kept */
+#define VM_KVM_POOL       0u                    /* KVM VMs without a guest that are kept */
 #define VM_LOAD_STEP      (UINT64_C(256) << 10)
 #define VM_REAP_STEP      1024u
 #define VM_TRACK_STEP     1024u
