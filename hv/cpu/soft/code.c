@@ -36,7 +36,8 @@ struct stored_block {
 };
 
 /* Blocks by guest-physical address, without a walk through pages. */
-#define SLOTS 4096u
+#define SLOTS      4096u
+#define PAGE_SLOTS 64u
 
 struct block_slot {
     uint64_t key; /* address << 3 | kind */
@@ -357,6 +358,12 @@ static struct block *page_block(struct cpu *c, struct code_page *p, const uint8_
     return no_memory ? out_of_memory(c) : cross_decode(c, lin, host, (unsigned)FRAME_SIZE - at);
 }
 
+/* The blocks of a guest page lie together, so that a small guest touches few of the host's. */
+static unsigned slot_of(uint64_t gfn, unsigned offset)
+{
+    return (unsigned)(gfn * PAGE_SLOTS + (offset ^ offset / PAGE_SLOTS) % PAGE_SLOTS) % SLOTS;
+}
+
 struct block *code_find(struct cpu *c)
 {
     struct code_cache *cc = c->code;
@@ -369,7 +376,7 @@ struct block *code_find(struct cpu *c)
     if (!code_lin(c, &lin) || !code_host(c, lin, &host, &g))
         return NULL;
     key = (g << FRAME_SHIFT | PAGE_OFFS(lin)) << 3 | code_kind(c);
-    slot = &cc->slot[(key >> 3 ^ key >> 14) % SLOTS];
+    slot = &cc->slot[slot_of(g, PAGE_OFFS(lin))];
     cc->lasting = true;
     if (likely(slot->key == key && slot->gen == cc->gen))
         return slot->block;

@@ -19,9 +19,12 @@
 /* NULL without memory. The caller gives it back with lazy_free and the same size. */
 static inline void *lazy_alloc(size_t bytes)
 {
-    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-                   -1, 0);
+    void *p;
 
+    if (!LAZY_MAPS)
+        return calloc(1, bytes);
+    p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
+             0);
     return p == MAP_FAILED ? NULL : p;
 }
 

@@ -260,6 +260,33 @@ static void shutdowns(void **state)
     assert_true(heap_is_whole(&c));
 }
 
+/*
+ * Protects: a vCPU halted with interrupts off never drains: destroyed, also when paused, with each
+ * kind of teardown, it ends and gives all back.
+ */
+static void vcpu_halted_with_interrupts_off(void **state)
+{
+    static const char *const names[] = {"single", "tracked", "deferred", "arena"};
+    struct mf_vm_info info;
+    uint32_t id;
+
+    (void)state;
+    for (unsigned i = 0; i < 2 * sizeof names / sizeof names[0]; i++) {
+        assert_int_equal(vm_launch(&c, "h", 4 * MIB, "idle.elf", "", names[i / 2], 0, &id), MF_OK);
+        assert_true(vm_wait_console(&c, id, "idle"));
+        do
+            assert_true(vm_info(&c, id, &info));
+        while (!info.halted);
+        if (i % 2)
+            assert_int_equal(vm_do(&c, MF_CALL_VM_PAUSE, id), MF_OK);
+        assert_int_equal(vm_do(&c, MF_CALL_VM_DESTROY, id), MF_OK);
+        assert_true(vm_wait_off(&c, id, &info));
+        assert_int_equal(info.end.reason, MF_END_DESTROYED);
+        assert_int_equal(vm_remove(&c, id), MF_OK);
+    }
+    assert_true(heap_is_whole(&c));
+}
+
 /* Protects: a guest's reset starts it over in fresh memory, also many times; reset by order too. */
 static void resets(void **state)
 {
@@ -584,10 +611,14 @@ static void names_and_list(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        T(hello_everywhere), T(every_end),      T(kernel_modes),     T(outside_ram),
-        T(endless_loop),     T(bad_images),     T(pause_and_resume), T(changed_image),
-        T(shutdowns),        T(resets),         T(console_input),    T(swap_teardown),
-        T(out_of_memory),    T(names_and_list),
+        T(hello_everywhere), T(every_end),
+        T(kernel_modes),     T(outside_ram),
+        T(endless_loop),     T(bad_images),
+        T(pause_and_resume), T(changed_image),
+        T(shutdowns),        T(vcpu_halted_with_interrupts_off),
+        T(resets),           T(console_input),
+        T(swap_teardown),    T(out_of_memory),
+        T(names_and_list),
     };
     struct CMUnitTest all[sizeof tests / sizeof tests[0]];
 

@@ -100,7 +100,7 @@ static void test_reference_tree(void **state)
 }
 
 /* After a yield: restart and advance, one entry never visited, a table leaked. */
-static void test_reference_tree_budget_one(void **state)
+static void test_restart_and_advance_after_a_yield(void **state)
 {
     (void)state;
     for (unsigned i = 0; i < STRATEGIES; i++) {
@@ -112,7 +112,7 @@ static void test_reference_tree_budget_one(void **state)
 /* ---- ranges */
 
 /* A chunk border inside a table freed the table. */
-static void test_range_keeps_partial_tables(void **state)
+static void test_chunk_border_inside_a_table(void **state)
 {
     (void)state;
     for (unsigned i = 0; i < STRATEGIES; i++) {
@@ -338,7 +338,7 @@ static void test_wrong_strategies(void **state)
 /* ---- flushes */
 
 /* A table back in the pool with a flush still pending; a frame before every viewer has flushed. */
-static void test_viewer_holds_frames(void **state)
+static void test_table_back_in_the_pool_with_a_flush_pending(void **state)
 {
     struct s2_viewer v, idle;
     struct mm_testenv e;
@@ -381,7 +381,7 @@ static void test_viewer_holds_frames(void **state)
 }
 
 /* Mappings added while the VM is dying. */
-static void test_closed_takes_nothing(void **state)
+static void test_mapping_added_while_dying(void **state)
 {
     struct mm_testenv e;
     struct s2_leaf leaf;
@@ -448,13 +448,13 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_reference_tree),
-        cmocka_unit_test(test_reference_tree_budget_one),
-        cmocka_unit_test(test_range_keeps_partial_tables),
+        cmocka_unit_test(test_restart_and_advance_after_a_yield),
+        cmocka_unit_test(test_chunk_border_inside_a_table),
         cmocka_unit_test(test_range_through_leaf),
         cmocka_unit_test(test_one_at_a_time),
         cmocka_unit_test(test_wrong_strategies),
-        cmocka_unit_test(test_viewer_holds_frames),
-        cmocka_unit_test(test_closed_takes_nothing),
+        cmocka_unit_test(test_table_back_in_the_pool_with_a_flush_pending),
+        cmocka_unit_test(test_mapping_added_while_dying),
         cmocka_unit_test(test_blocked_and_resumed),
     };
 

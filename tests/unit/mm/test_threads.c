@@ -179,8 +179,12 @@ static void *keeper(void *arg)
     return NULL;
 }
 
-/* Nothing is reused while a viewer may see it, handed out twice, lost or leaked, all at once. */
-static void test_all_at_once(void **state)
+/*
+ * A list changed with the lock held only for reading: retired frames, tables and marks are changed
+ * by teardown, faults, protection and swaps while others read them, all at once. Nothing is reused
+ * while a viewer may see it, handed out twice, lost or leaked.
+ */
+static void test_list_changed_with_the_lock_held_for_reading(void **state)
 {
     struct s2_config c = {.owner = OWNER, .roots = 1, .nr_regions = 1, .regions = {{{0}, GFNS}}};
     struct world *w = calloc(1, sizeof *w);
@@ -218,7 +222,7 @@ static void test_all_at_once(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_all_at_once),
+        cmocka_unit_test(test_list_changed_with_the_lock_held_for_reading),
     };
 
     return cmocka_run_group_tests_name("threads", tests, NULL, NULL);

@@ -574,7 +574,7 @@ static void deferred_lives_follow_each_other(void **state)
 
 /* Protects: metadata of a dying VM freed while it is needed: the VM is deleted, its memory comes.
  */
-static void deleted_while_memory_is_out(void **state)
+static void metadata_of_a_dying_vm_freed_while_needed(void **state)
 {
     struct vm *vm = start_deferred("v", 100), *other;
 
@@ -588,6 +588,41 @@ static void deleted_while_memory_is_out(void **state)
     reap_all();
     assert_int_equal(strategies_unload(&strategies, MF_PLUGIN_TEARDOWN, "deferred", &err), MF_OK);
     assert_int_equal(vm_delete(other, &err), MF_OK);
+}
+
+/* Protects: metadata of a dying VM freed while a query reads it: asked at every step of the end. */
+static void metadata_of_a_dying_vm_read_by_a_query(void **state)
+{
+    static const char *const names[] = {"single", "tracked", "deferred", "arena"};
+
+    (void)state;
+    load("teardown_arena.so");
+    for (unsigned i = 0; i < sizeof names / sizeof names[0]; i++) {
+        struct vm *vm = make("v", 0);
+        struct mf_reply_swap r;
+        struct mf_vm_info info;
+
+        assert_int_equal(vm_set_teardown(vm, teardown_of(names[i]), &r, &err), MF_OK);
+        fake_act = FAKE_TOUCH;
+        assert_int_equal(vm_start(vm, &err), MF_OK);
+        for (unsigned n = 0; n < 200; n++)
+            sched_step(&vmm.sched);
+        fake_act = FAKE_SPIN;
+        assert_int_equal(vm_destroy(vm, &err), MF_OK);
+        for (unsigned n = 0; n < 100000 && !vm_state_off(vm_get_state(vm)); n++) {
+            vm_get_info(vm, &info);
+            assert_true(info.frames_ram <= 4096 && info.frames_table <= 4096);
+            assert_int_equal(info.state, MF_VM_STOPPING);
+            assert_true(sched_step(&vmm.sched));
+        }
+        vm_get_info(vm, &info);
+        assert_int_equal(info.state, MF_VM_SHUTOFF);
+        assert_int_equal(info.frames_ram + info.frames_table, 0);
+        reap_all();
+        vm_get_info(vm, &info);
+        assert_int_equal(info.end.frames_returned > 200, 1);
+        assert_int_equal(vm_delete(vm, &err), MF_OK);
+    }
 }
 
 /* Protects: a start and a guest's faults that find the heap empty wait for memory on its way. */
@@ -646,7 +681,8 @@ int main(void)
         T(halted_is_idle),
         T(deferred_is_off_at_once),
         T(deferred_lives_follow_each_other),
-        T(deleted_while_memory_is_out),
+        T(metadata_of_a_dying_vm_freed_while_needed),
+        T(metadata_of_a_dying_vm_read_by_a_query),
         T(starts_while_memory_is_out),
         T(core_ends_while_memory_is_out),
     };
