@@ -144,6 +144,7 @@ void *http_prepare(struct http *h, const struct http_request *q, struct http_rep
     if (!handle_make(h) || !set_url(h->curl, q->path))
         return NULL;
     c = h->curl;
+    drop_headers(c); /* a transfer that was given up was not finished */
     headers = headers_of(q, &good);
     h->request = q;
     h->reply = reply;
