@@ -8,7 +8,7 @@ PROGRAM = os.path.join(BUILD, "conform", "mayfly-plugin-check")
 PLUGINS = os.path.join(BUILD, "plugins")
 BROKEN = os.path.join(BUILD, "tests", "plugins", "broken")
 PATIENCE = 300
-SANITIZED = bool(os.environ.get("MAYFLY_TEST_SANITIZED"))
+SANITIZED = os.environ.get("MAYFLY_TEST_SANITIZED", "")
 
 
 def run(*args):
