@@ -368,6 +368,22 @@ bool client_connect(struct client *c, const struct core_proc *p)
     return client_open(c, p->socket) && client_hello(c) == MF_OK;
 }
 
+int core_open(struct core_proc *p, struct client *c, const char *memory)
+{
+    memset(p, 0, sizeof *p);
+    return core_start_full(p, memory, "2") && client_connect(c, p) ? 0 : -1;
+}
+
+int core_close(struct core_proc *p, struct client *c)
+{
+    int code;
+
+    client_close(c);
+    code = core_stop(p);
+    core_remove_dir(p);
+    return code;
+}
+
 bool client_event(struct client *c, int timeout_ms, uint16_t *nr, struct mf_event *out)
 {
     if (!c->nr_events) {

@@ -43,6 +43,12 @@ bool test_on_kvm(void);
 bool core_start(struct core_proc *p, const char *memory, ...);
 /* The same with the allocators and teardowns of the build tree loaded and selected. */
 bool core_start_full(struct core_proc *p, const char *memory, const char *workers);
+/*
+ * A test's own core with all of that, and a client of it; and their end. Both give what cmocka
+ * wants of a setup and a teardown: 0 when all is well.
+ */
+int core_open(struct core_proc *p, struct client *c, const char *memory);
+int core_close(struct core_proc *p, struct client *c);
 /* Asks it to end by signal, waits; its exit code, -1 when it was killed or did not end. */
 int core_stop(struct core_proc *p);
 void core_remove_dir(struct core_proc *p);

@@ -23,19 +23,13 @@ static struct client c;
 static int setup(void **state)
 {
     (void)state;
-    memset(&core, 0, sizeof core);
-    return core_start_full(&core, "512M", "2") && client_connect(&c, &core) ? 0 : -1;
+    return core_open(&core, &c, "512M");
 }
 
 static int teardown(void **state)
 {
-    int code;
-
     (void)state;
-    client_close(&c);
-    code = core_stop(&core);
-    core_remove_dir(&core);
-    return code;
+    return core_close(&core, &c);
 }
 
 static const char *const teardowns[] = {"scan",    "skip",     "present", "single",

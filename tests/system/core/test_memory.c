@@ -20,19 +20,13 @@ static struct client c;
 static int setup(void **state)
 {
     (void)state;
-    memset(&core, 0, sizeof core);
-    return core_start_full(&core, "64M", "2") && client_connect(&c, &core) ? 0 : -1;
+    return core_open(&core, &c, "64M");
 }
 
 static int teardown(void **state)
 {
-    int code;
-
     (void)state;
-    client_close(&c);
-    code = core_stop(&core);
-    core_remove_dir(&core);
-    return code;
+    return core_close(&core, &c);
 }
 
 static void end(uint32_t id)

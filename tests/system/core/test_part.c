@@ -22,23 +22,14 @@ static struct client c, other;
 static int setup(void **state)
 {
     (void)state;
-    memset(&core, 0, sizeof core);
-    return core_start_full(&core, "256M", "2") && client_connect(&c, &core) &&
-                   client_connect(&other, &core)
-               ? 0
-               : -1;
+    return core_open(&core, &c, "256M") || !client_connect(&other, &core) ? -1 : 0;
 }
 
 static int teardown(void **state)
 {
-    int code;
-
     (void)state;
-    client_close(&c);
     client_close(&other);
-    code = core_stop(&core);
-    core_remove_dir(&core);
-    return code;
+    return core_close(&core, &c);
 }
 
 static const char *const strategies[] = {"scan", "skip", "present", "single", "tracked"};

@@ -31,13 +31,8 @@ static int setup(void **state)
 
 static int teardown(void **state)
 {
-    int code;
-
     (void)state;
-    client_close(&c);
-    code = core_stop(&core);
-    core_remove_dir(&core);
-    return code;
+    return core_close(&core, &c);
 }
 
 static enum mf_status host_info(struct client *cl)
