@@ -5,7 +5,7 @@ import socket
 import struct
 import unittest
 
-from util import Case, Daemon, guest, PATIENCE
+from util import PATIENCE, SharedCase, guest
 
 JSON = {"Content-Type": "application/json"}
 XML = {"Content-Type": "application/xml"}
@@ -18,17 +18,9 @@ def domain(name="x", memory="16", kernel=guest("hello-pvh"), more="", unit="MiB"
             % (name, unit, memory, kernel, more))
 
 
-class BadInput(Case):
-    @classmethod
-    def setUpClass(cls):
-        cls.shared = Daemon().start()
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.shared.stop()
-
+class BadInput(SharedCase):
     def setUp(self):
-        self.d = self.shared
+        super().setUp()
         self.before = self.d.get("/v1/vms").json()
 
     def tearDown(self):

@@ -7,7 +7,7 @@ import os
 import struct
 import unittest
 
-from util import Case, Daemon, guest
+from util import SharedCase, guest
 
 DEFAULTS = "console=ttyS0 panic=-1 "
 
@@ -59,18 +59,7 @@ def read(path):
         return f.read()
 
 
-class Boot(Case):
-    @classmethod
-    def setUpClass(cls):
-        cls.shared = Daemon().start()
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.shared.stop()
-
-    def setUp(self):
-        self.d = self.shared
-
+class Boot(SharedCase):
     def file(self, name, data):
         path = os.path.join(self.d.dir, name)
         with open(path, "wb") as f:

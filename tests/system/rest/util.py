@@ -214,3 +214,18 @@ class Case(unittest.TestCase):
         if detail is not None:
             self.assertIn(detail, doc["detail"])
         return doc
+
+
+class SharedCase(Case):
+    """Tests that change nothing for each other, and so have one daemon together."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.shared = Daemon().start()
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.shared.stop()
+
+    def setUp(self):
+        self.d = self.shared
