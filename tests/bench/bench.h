@@ -41,6 +41,17 @@ bool bench_load(struct bench_plugins *out, enum mf_plugin_kind kind, const char 
 /* "90G", "512M", "4096": bytes; false when it is none or too large. */
 bool bench_parse_size(const char *s, uint64_t *out);
 bool bench_parse_count(const char *s, unsigned max, unsigned *out);
+
+/* The options that most subcommands have, by their getopt values. */
+struct bench_common {
+    unsigned repeat;  /* 'r' */
+    const char *only; /* 'o': one strategy's name, NULL: all */
+    const char *svg;  /* 'g': file for a plot, NULL: none */
+    bool json;        /* 'j' */
+};
+/* Takes the option `c` with optarg; 'p' is the plugin directory. False: none of these, or bad. */
+bool bench_common_option(int c, unsigned repeat_max, struct bench_common *b);
+
 /* Sorts `v` and returns its middle. n at least 1. */
 uint64_t bench_median(uint64_t *v, unsigned n);
 void bench_error(const char *what, const char *detail);

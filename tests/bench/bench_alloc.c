@@ -30,11 +30,10 @@ enum pattern { REPEAT, BULK, RAND, FRAG, FILLING, PATTERNS };
 static const char *const patterns[PATTERNS] = {"repeat", "bulk", "rand", "frag", "filling"};
 
 struct options {
+    struct bench_common b;
     uint64_t memory;
-    unsigned order, threads, repeat;
+    unsigned order, threads;
     enum pattern pattern;
-    const char *only, *svg;
-    bool json;
 };
 
 struct thread {
@@ -223,7 +222,7 @@ static bool measure(struct alloc_run *r, const struct options *o, struct result 
         return alloc_frag(r, &res->alloc[0], &res->give[0]);
     if (o->pattern == FILLING)
         return alloc_filling(r, res->level);
-    for (unsigned i = 0; ok && i < o->repeat + 1; i++) /* the first one warms up */
+    for (unsigned i = 0; ok && i < o->b.repeat + 1; i++) /* the first one warms up */
         ok = run_threads(r, o->pattern, &res->alloc[i ? i - 1 : 0], &res->give[i ? i - 1 : 0]);
     return ok;
 }
@@ -243,9 +242,9 @@ static void put_row(struct bench_row *row, const struct options *o, struct resul
         return;
     /* bench_median sorts: the least is in front then. */
     bench_put_tenths(row, o->pattern == REPEAT ? "pair_ns" : "alloc_ns",
-                     bench_median(res->alloc, o->repeat));
+                     bench_median(res->alloc, o->b.repeat));
     if (o->pattern != REPEAT)
-        bench_put_tenths(row, "free_ns", bench_median(res->give, o->repeat));
+        bench_put_tenths(row, "free_ns", bench_median(res->give, o->b.repeat));
     bench_put_tenths(row, o->pattern == REPEAT ? "min_pair_ns" : "min_alloc_ns", res->alloc[0]);
     if (o->pattern != REPEAT)
         bench_put_tenths(row, "min_free_ns", res->give[0]);
@@ -321,7 +320,7 @@ static bool draw(const struct bench_out *out, const struct options *o)
              {{"at0_ns", "empty"}, {"at50_ns", "50 %"}, {"at90_ns", "90 %"}, {"at99_ns", "99 %"}}},
     };
 
-    return svg_write(o->svg, out, &specs[o->pattern]);
+    return svg_write(o->b.svg, out, &specs[o->pattern]);
 }
 
 /* ---- command line */
@@ -359,22 +358,8 @@ static bool parse_one(int c, struct options *o)
     case 'm':
         return bench_parse_size(optarg, &o->memory) && o->memory >= UINT64_C(64) << 20 &&
                o->memory <= UINT64_C(1) << 40 && o->memory % FRAME_SIZE == 0;
-    case 'r':
-        return bench_parse_count(optarg, REPEAT_MAX - 1, &o->repeat);
-    case 'o':
-        o->only = optarg;
-        return true;
-    case 'p':
-        bench_set_plugin_dir(optarg);
-        return true;
-    case 's':
-        o->svg = optarg;
-        return true;
-    case 'j':
-        o->json = true;
-        return true;
     default:
-        return false;
+        return bench_common_option(c, REPEAT_MAX - 1, &o->b);
     }
 }
 
@@ -385,7 +370,7 @@ static bool parse(int argc, char **argv, struct options *o)
         {"threads", required_argument, NULL, 't'}, {"memory", required_argument, NULL, 'm'},
         {"repeat", required_argument, NULL, 'r'},  {"only", required_argument, NULL, 'o'},
         {"plugins", required_argument, NULL, 'p'}, {"json", no_argument, NULL, 'j'},
-        {"svg", required_argument, NULL, 's'},     {NULL, 0, NULL, 0}};
+        {"svg", required_argument, NULL, 'g'},     {NULL, 0, NULL, 0}};
     int c;
 
     while ((c = getopt_long(argc, argv, "", longs, NULL)) != -1)
@@ -407,14 +392,14 @@ static bool run_all(struct bench_out *out, const struct options *o, const struct
 
 int bench_alloc(int argc, char **argv)
 {
-    struct options o = {.memory = UINT64_C(4) << 30, .threads = 1, .repeat = 5};
+    struct options o = {.memory = UINT64_C(4) << 30, .threads = 1, .b.repeat = 5};
     struct bench_plugins plugins;
     struct bench_out *out;
     bool ok;
 
     if (!parse(argc, argv, &o))
         return usage();
-    if (!bench_load(&plugins, MF_PLUGIN_ALLOCATOR, o.only))
+    if (!bench_load(&plugins, MF_PLUGIN_ALLOCATOR, o.b.only))
         return 1;
     out = bench_out_new("alloc");
     if (!out)
@@ -423,13 +408,13 @@ int bench_alloc(int argc, char **argv)
     bench_put_u64(&out->conditions, "order", o.order);
     bench_put_u64(&out->conditions, "threads", o.threads);
     bench_put_u64(&out->conditions, "memory", o.memory);
-    bench_put_u64(&out->conditions, "repeat", o.pattern < FRAG ? o.repeat : 1);
+    bench_put_u64(&out->conditions, "repeat", o.pattern < FRAG ? o.b.repeat : 1);
     bench_put_str(&out->conditions, "clock", "thread-cpu");
     bench_put_str(&out->conditions, "scrub", "none needed");
     ok = run_all(out, &o, &plugins);
     if (ok)
-        bench_out_print(out, o.json);
-    if (ok && o.svg)
+        bench_out_print(out, o.b.json);
+    if (ok && o.b.svg)
         ok = draw(out, &o);
     free(out);
     return ok ? 0 : 1;

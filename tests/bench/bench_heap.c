@@ -21,10 +21,9 @@
 #define REPEAT_MAX 1000u
 
 struct options {
+    struct bench_common b;
     uint64_t memory;
-    unsigned repeat;
-    bool fresh, json;
-    const char *only, *svg;
+    bool fresh;
 };
 
 struct machine {
@@ -104,13 +103,13 @@ static bool run_row(struct bench_out *out, const struct mf_plugin *p, const stru
     struct bench_row *r = bench_out_row(out);
     struct heap_info info = {0};
 
-    for (unsigned i = 0; i < o->repeat; i++) {
+    for (unsigned i = 0; i < o->b.repeat; i++) {
         if (!measure(p, o, &ns[i], &info))
             return false;
         best = ns[i] < best ? ns[i] : best;
     }
     bench_put_str(r, "strategy", p->name);
-    bench_put_u64(r, "init_ns", bench_median(ns, o->repeat));
+    bench_put_u64(r, "init_ns", bench_median(ns, o->b.repeat));
     bench_put_u64(r, "min_ns", best);
     bench_put_u64(r, "meta_bytes", info.meta_bytes);
     return true;
@@ -130,7 +129,7 @@ static bool parse(int argc, char **argv, struct options *o)
         {"memory", required_argument, NULL, 'm'},  {"touch", required_argument, NULL, 't'},
         {"repeat", required_argument, NULL, 'r'},  {"only", required_argument, NULL, 'o'},
         {"plugins", required_argument, NULL, 'p'}, {"json", no_argument, NULL, 'j'},
-        {"svg", required_argument, NULL, 's'},     {NULL, 0, NULL, 0}};
+        {"svg", required_argument, NULL, 'g'},     {NULL, 0, NULL, 0}};
     bool ok = true;
     int c;
 
@@ -140,18 +139,8 @@ static bool parse(int argc, char **argv, struct options *o)
                  o->memory <= UINT64_C(1) << 44 && o->memory % FRAME_SIZE == 0;
         else if (c == 't')
             ok = !strcmp(optarg, "pre") || (o->fresh = !strcmp(optarg, "fresh"));
-        else if (c == 'r')
-            ok = bench_parse_count(optarg, REPEAT_MAX, &o->repeat);
-        else if (c == 'o')
-            o->only = optarg;
-        else if (c == 'p')
-            bench_set_plugin_dir(optarg);
-        else if (c == 's')
-            o->svg = optarg;
-        else if (c == 'j')
-            o->json = true;
         else
-            ok = false;
+            ok = bench_common_option(c, REPEAT_MAX, &o->b);
     }
     return ok && optind == argc;
 }
@@ -162,27 +151,27 @@ static const struct svg_spec plot = {
 
 int bench_heap_init(int argc, char **argv)
 {
-    struct options o = {.memory = UINT64_C(90) << 30, .repeat = 5};
+    struct options o = {.memory = UINT64_C(90) << 30, .b.repeat = 5};
     struct bench_plugins plugins;
     struct bench_out *out;
     bool ok = true;
 
     if (!parse(argc, argv, &o))
         return usage();
-    if (!bench_load(&plugins, MF_PLUGIN_ALLOCATOR, o.only))
+    if (!bench_load(&plugins, MF_PLUGIN_ALLOCATOR, o.b.only))
         return 1;
     out = bench_out_new("heap-init");
     if (!out)
         return 1;
     bench_put_u64(&out->conditions, "memory", o.memory);
     bench_put_str(&out->conditions, "touch", o.fresh ? "fresh" : "pre");
-    bench_put_u64(&out->conditions, "repeat", o.repeat);
+    bench_put_u64(&out->conditions, "repeat", o.b.repeat);
     for (unsigned i = 0; ok && i < plugins.n; i++)
         ok = run_row(out, plugins.plugin[i], &o);
     if (ok)
-        bench_out_print(out, o.json);
-    if (ok && o.svg)
-        ok = svg_write(o.svg, out, &plot);
+        bench_out_print(out, o.b.json);
+    if (ok && o.b.svg)
+        ok = svg_write(o.b.svg, out, &plot);
     free(out);
     return ok ? 0 : 1;
 }

@@ -20,8 +20,8 @@
 #define KINDS      3u
 
 struct options {
-    bool sparse, json;
-    unsigned repeat;
+    struct bench_common b;
+    bool sparse;
     uint64_t leaves;
 };
 
@@ -97,13 +97,13 @@ static bool run(const struct options *o, struct heap *h, const struct mf_teardow
     static uint64_t ns[KINDS][ROUNDS_MAX];
     uint64_t base = 0;
 
-    for (unsigned i = 0; i < o->repeat + 1; i++)
+    for (unsigned i = 0; i < o->b.repeat + 1; i++)
         for (unsigned k = 0; k < KINDS; k++)
             if (!round_of(h, o, k, ops, &ns[k][i ? i - 1 : 0]))
                 return false;
     for (unsigned k = 0; k < KINDS; k++) {
         struct bench_row *r = bench_out_row(out);
-        uint64_t ps = bench_median(ns[k], o->repeat);
+        uint64_t ps = bench_median(ns[k], o->b.repeat);
 
         base = k ? base : ps;
         bench_put_str(r, "kind", kinds[k]);
@@ -137,22 +137,16 @@ static bool parse(int argc, char **argv, struct options *o)
         } else if (c == 'l') {
             ok = bench_parse_count(optarg, 1u << 20, &n);
             o->leaves = n;
-        } else if (c == 'r') {
-            ok = bench_parse_count(optarg, ROUNDS_MAX, &o->repeat);
-        } else if (c == 'p') {
-            bench_set_plugin_dir(optarg);
-        } else if (c == 'j') {
-            o->json = true;
         } else {
-            ok = false;
+            ok = bench_common_option(c, ROUNDS_MAX, &o->b);
         }
     }
-    return ok && optind == argc && o->leaves && o->repeat;
+    return ok && optind == argc && o->leaves && o->b.repeat;
 }
 
 int bench_map(int argc, char **argv)
 {
-    struct options o = {.repeat = 21, .leaves = 20000};
+    struct options o = {.b.repeat = 21, .leaves = 20000};
     struct bench_plugins zap, alloc;
     struct host_arena arena;
     struct bench_out *out;
@@ -173,11 +167,11 @@ int bench_map(int argc, char **argv)
     if (ok) {
         bench_put_str(&out->conditions, "tree", o.sparse ? "sparse" : "dense");
         bench_put_u64(&out->conditions, "leaves", o.leaves);
-        bench_put_u64(&out->conditions, "repeat", o.repeat);
+        bench_put_u64(&out->conditions, "repeat", o.b.repeat);
         ok = run(&o, h, zap.plugin[0]->ops.teardown, out);
     }
     if (ok)
-        bench_out_print(out, o.json);
+        bench_out_print(out, o.b.json);
     heap_destroy(h);
     host_arena_fini(&arena);
     free(out);

@@ -27,9 +27,8 @@
 #define OTHER      OWNER_VM(2)
 
 struct options {
-    unsigned repeat;
-    bool policies, json;
-    const char *svg;
+    struct bench_common b;
+    bool policies;
 };
 
 static uint64_t cpu_ns(void)
@@ -79,7 +78,7 @@ static bool size_row(struct bench_out *out, const struct options *o, struct host
     uint8_t *p = a->mm.base;
     struct bench_row *row;
 
-    for (unsigned i = 0; i < o->repeat; i++) {
+    for (unsigned i = 0; i < o->b.repeat; i++) {
         uint64_t t0;
 
         touch(p, bytes);
@@ -95,10 +94,10 @@ static bool size_row(struct bench_out *out, const struct options *o, struct host
     }
     row = bench_out_row(out);
     put_size(row, bytes);
-    bench_put_u64(row, "memset_ns", bench_median(zero, o->repeat));
-    bench_put_u64(row, "punch_ns", bench_median(hole, o->repeat));
-    bench_put_u64(row, "use_after_memset_ns", bench_median(zero_use, o->repeat));
-    bench_put_u64(row, "use_after_punch_ns", bench_median(hole_use, o->repeat));
+    bench_put_u64(row, "memset_ns", bench_median(zero, o->b.repeat));
+    bench_put_u64(row, "punch_ns", bench_median(hole, o->b.repeat));
+    bench_put_u64(row, "use_after_memset_ns", bench_median(zero_use, o->b.repeat));
+    bench_put_u64(row, "use_after_punch_ns", bench_median(hole_use, o->b.repeat));
     return true;
 }
 
@@ -151,7 +150,7 @@ static bool policy_row(struct bench_out *out, const struct options *o, struct he
     struct bench_row *row;
 
     heap_set_scrub(h, policy);
-    for (unsigned i = 0; i < o->repeat; i++)
+    for (unsigned i = 0; i < o->b.repeat; i++)
         if (!policy_once(h, order, work, &s, i))
             return false;
     row = bench_out_row(out);
@@ -159,9 +158,9 @@ static bool policy_row(struct bench_out *out, const struct options *o, struct he
                   policy == HEAP_SCRUB_BACKGROUND && !work ? "background, no time"
                                                            : heap_scrub_name(policy));
     bench_put_str(row, "block", order == 0 ? "4 KiB" : order == 9 ? "2 MiB" : "64 MiB");
-    bench_put_u64(row, "free_ns", bench_median(s.free_ns, o->repeat));
-    bench_put_u64(row, "background_ns", bench_median(s.work_ns, o->repeat));
-    bench_put_u64(row, "alloc_ns", bench_median(s.alloc_ns, o->repeat));
+    bench_put_u64(row, "free_ns", bench_median(s.free_ns, o->b.repeat));
+    bench_put_u64(row, "background_ns", bench_median(s.work_ns, o->b.repeat));
+    bench_put_u64(row, "alloc_ns", bench_median(s.alloc_ns, o->b.repeat));
     return true;
 }
 
@@ -204,23 +203,15 @@ static bool parse(int argc, char **argv, struct options *o)
     static const struct option longs[] = {
         {"what", required_argument, NULL, 'w'},    {"repeat", required_argument, NULL, 'r'},
         {"plugins", required_argument, NULL, 'p'}, {"json", no_argument, NULL, 'j'},
-        {"svg", required_argument, NULL, 's'},     {NULL, 0, NULL, 0}};
+        {"svg", required_argument, NULL, 'g'},     {NULL, 0, NULL, 0}};
     bool ok = true;
     int c;
 
     while (ok && (c = getopt_long(argc, argv, "", longs, NULL)) != -1) {
         if (c == 'w')
             ok = (o->policies = !strcmp(optarg, "policies")) || !strcmp(optarg, "sizes");
-        else if (c == 'r')
-            ok = bench_parse_count(optarg, REPEAT_MAX, &o->repeat);
-        else if (c == 'p')
-            bench_set_plugin_dir(optarg);
-        else if (c == 's')
-            o->svg = optarg;
-        else if (c == 'j')
-            o->json = true;
         else
-            ok = false;
+            ok = bench_common_option(c, REPEAT_MAX, &o->b);
     }
     return ok && optind == argc;
 }
@@ -245,7 +236,7 @@ static const struct svg_spec plots[] = {
 
 int bench_scrub(int argc, char **argv)
 {
-    struct options o = {.repeat = 9};
+    struct options o = {.b.repeat = 9};
     struct bench_out *out;
     bool ok;
 
@@ -255,15 +246,15 @@ int bench_scrub(int argc, char **argv)
     if (!out)
         return 1;
     bench_put_str(&out->conditions, "what", o.policies ? "policies" : "sizes");
-    bench_put_u64(&out->conditions, "repeat", o.repeat);
+    bench_put_u64(&out->conditions, "repeat", o.b.repeat);
     bench_put_str(&out->conditions, "clock", "thread-cpu");
     ok = o.policies ? run_policies(out, &o) : run_sizes(out, &o);
     if (ok)
-        bench_out_print(out, o.json);
+        bench_out_print(out, o.b.json);
     else
         bench_error("scrub", "memory could not be had");
-    if (ok && o.svg)
-        ok = svg_write(o.svg, out, &plots[o.policies]);
+    if (ok && o.b.svg)
+        ok = svg_write(o.b.svg, out, &plots[o.policies]);
     free(out);
     return ok ? 0 : 1;
 }

@@ -24,10 +24,9 @@
 #define REPEAT_MAX 101u
 
 struct options {
+    struct bench_common b;
     uint64_t memory;
-    unsigned repeat;
-    bool holes, json;
-    const char *svg;
+    bool holes;
 };
 
 /* Takes all of it in blocks of 2 MiB, then frees what is to be free. */
@@ -63,7 +62,7 @@ static bool run_pair(struct bench_out *out, struct heap *h, const struct options
     struct heap_swap_report r = {0};
     struct bench_row *row;
 
-    for (unsigned i = 0; i < o->repeat; i++) {
+    for (unsigned i = 0; i < o->b.repeat; i++) {
         if (!select_one(h, from, &r) || !select_one(h, to, &r))
             return false;
         pause[i] = r.pause_ns;
@@ -72,8 +71,8 @@ static bool run_pair(struct bench_out *out, struct heap *h, const struct options
     row = bench_out_row(out);
     bench_put_str(row, "strategy", to->name);
     bench_put_str(row, "from", from->name);
-    bench_put_u64(row, "pause_ns", bench_median(pause, o->repeat));
-    bench_put_u64(row, "total_ns", bench_median(total, o->repeat));
+    bench_put_u64(row, "pause_ns", bench_median(pause, o->b.repeat));
+    bench_put_u64(row, "total_ns", bench_median(total, o->b.repeat));
     bench_put_u64(row, "ranges", r.ranges);
     bench_put_u64(row, "free_frames", r.free_frames);
     return true;
@@ -113,7 +112,7 @@ static bool parse(int argc, char **argv, struct options *o)
                                           {"repeat", required_argument, NULL, 'r'},
                                           {"plugins", required_argument, NULL, 'p'},
                                           {"json", no_argument, NULL, 'j'},
-                                          {"svg", required_argument, NULL, 's'},
+                                          {"svg", required_argument, NULL, 'g'},
                                           {NULL, 0, NULL, 0}};
     bool ok = true;
     int c;
@@ -124,16 +123,8 @@ static bool parse(int argc, char **argv, struct options *o)
                  o->memory <= UINT64_C(1) << 40 && o->memory % (UINT64_C(4) << 20) == 0;
         else if (c == 'f')
             ok = (o->holes = !strcmp(optarg, "holes")) || !strcmp(optarg, "half");
-        else if (c == 'r')
-            ok = bench_parse_count(optarg, REPEAT_MAX, &o->repeat);
-        else if (c == 'p')
-            bench_set_plugin_dir(optarg);
-        else if (c == 's')
-            o->svg = optarg;
-        else if (c == 'j')
-            o->json = true;
         else
-            ok = false;
+            ok = bench_common_option(c, REPEAT_MAX, &o->b);
     }
     return ok && optind == argc;
 }
@@ -148,7 +139,7 @@ static const struct svg_spec plot = {
 
 int bench_swap(int argc, char **argv)
 {
-    struct options o = {.memory = UINT64_C(64) << 30, .repeat = 3};
+    struct options o = {.memory = UINT64_C(64) << 30, .b.repeat = 3};
     struct bench_plugins plugins;
     struct bench_out *out;
     bool ok;
@@ -162,12 +153,12 @@ int bench_swap(int argc, char **argv)
         return 1;
     bench_put_u64(&out->conditions, "memory", o.memory);
     bench_put_str(&out->conditions, "fill", o.holes ? "holes" : "half");
-    bench_put_u64(&out->conditions, "repeat", o.repeat);
+    bench_put_u64(&out->conditions, "repeat", o.b.repeat);
     ok = run_all(out, &o, &plugins);
     if (ok)
-        bench_out_print(out, o.json);
-    if (ok && o.svg)
-        ok = svg_write(o.svg, out, &plot);
+        bench_out_print(out, o.b.json);
+    if (ok && o.b.svg)
+        ok = svg_write(o.b.svg, out, &plot);
     free(out);
     return ok ? 0 : 1;
 }

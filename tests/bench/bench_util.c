@@ -4,6 +4,7 @@
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
+#include <getopt.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -165,6 +166,28 @@ bool bench_parse_count(const char *s, unsigned max, unsigned *out)
         return false;
     *out = (unsigned)v;
     return true;
+}
+
+bool bench_common_option(int c, unsigned repeat_max, struct bench_common *b)
+{
+    switch (c) {
+    case 'r':
+        return bench_parse_count(optarg, repeat_max, &b->repeat);
+    case 'o':
+        b->only = optarg;
+        return true;
+    case 'g':
+        b->svg = optarg;
+        return true;
+    case 'p':
+        bench_set_plugin_dir(optarg);
+        return true;
+    case 'j':
+        b->json = true;
+        return true;
+    default:
+        return false;
+    }
 }
 
 static int by_value(const void *a, const void *b)

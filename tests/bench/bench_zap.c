@@ -29,12 +29,10 @@
 #define SPARSE_FRAMES (UINT64_C(1) << 28) /* 1 TiB */
 
 struct options {
-    const char *tree, *only;
+    struct bench_common b;
+    const char *tree;
     uint64_t size; /* bytes mapped; 0: the tree's own */
-    unsigned repeat;
     uint32_t budget;
-    bool json;
-    const char *svg;
 };
 
 struct tree {
@@ -223,7 +221,7 @@ static bool run_row(struct bench_out *out, const struct tree *tr, const struct o
     struct teardown_report *t;
     struct sample s;
 
-    for (unsigned i = 0; i < o->repeat; i++) {
+    for (unsigned i = 0; i < o->b.repeat; i++) {
         if (!run_once(tr, o, p, alloc, &s))
             return false;
         zap[i] = s.zap_ns;
@@ -233,10 +231,10 @@ static bool run_row(struct bench_out *out, const struct tree *tr, const struct o
     }
     t = &s.report;
     bench_put_str(r, "strategy", p->name);
-    bench_put_u64(r, "zap_ns", bench_median(zap, o->repeat));
-    bench_put_u64(r, "reap_ns", bench_median(reap, o->repeat));
-    bench_put_u64(r, "step_max_ns", bench_median(step, o->repeat));
-    bench_put_u64(r, "map_ns", bench_median(map, o->repeat));
+    bench_put_u64(r, "zap_ns", bench_median(zap, o->b.repeat));
+    bench_put_u64(r, "reap_ns", bench_median(reap, o->b.repeat));
+    bench_put_u64(r, "step_max_ns", bench_median(step, o->b.repeat));
+    bench_put_u64(r, "map_ns", bench_median(map, o->b.repeat));
     bench_put_u64(r, "steps", t->steps);
     bench_put_u64(r, "loops", t->loops);
     bench_put_array(r, "loops_per_pass", t->loops_per_pass_by_root[0], MF_ZAP_PASSES);
@@ -275,20 +273,10 @@ static bool parse(int argc, char **argv, struct options *o)
         else if (c == 's')
             ok = bench_parse_size(optarg, &o->size) && o->size <= UINT64_C(1) << 40 &&
                  o->size >= UINT64_C(1) << 21 && o->size % (UINT64_C(1) << 21) == 0;
-        else if (c == 'r')
-            ok = bench_parse_count(optarg, REPEAT_MAX, &o->repeat);
         else if (c == 'b')
             ok = bench_parse_count(optarg, 1u << 30, &o->budget);
-        else if (c == 'o')
-            o->only = optarg;
-        else if (c == 'p')
-            bench_set_plugin_dir(optarg);
-        else if (c == 'g')
-            o->svg = optarg;
-        else if (c == 'j')
-            o->json = true;
         else
-            ok = false;
+            ok = bench_common_option(c, REPEAT_MAX, &o->b);
     }
     return ok && optind == argc;
 }
@@ -317,9 +305,9 @@ int bench_zap(int argc, char **argv)
             tr = &trees[i];
     if (!tr)
         return usage();
-    if (!o.repeat)
-        o.repeat = tr->build == build_reference ? 101 : 5;
-    if (!bench_load(&plugins, MF_PLUGIN_TEARDOWN, o.only) ||
+    if (!o.b.repeat)
+        o.b.repeat = tr->build == build_reference ? 101 : 5;
+    if (!bench_load(&plugins, MF_PLUGIN_TEARDOWN, o.b.only) ||
         !bench_load(&alloc, MF_PLUGIN_ALLOCATOR, "buddy-lazy"))
         return 1;
     out = bench_out_new("zap");
@@ -328,14 +316,14 @@ int bench_zap(int argc, char **argv)
     bench_put_str(&out->conditions, "tree", tr->name);
     bench_put_u64(&out->conditions, "mapped_bytes", o.size ? o.size : tr->size);
     bench_put_u64(&out->conditions, "budget", o.budget);
-    bench_put_u64(&out->conditions, "repeat", o.repeat);
+    bench_put_u64(&out->conditions, "repeat", o.b.repeat);
     bench_put_str(&out->conditions, "allocator", alloc.plugin[0]->name);
     for (unsigned i = 0; ok && i < plugins.n; i++)
         ok = run_row(out, tr, &o, plugins.plugin[i], alloc.plugin[0]);
     if (ok)
-        bench_out_print(out, o.json);
-    if (ok && o.svg)
-        ok = svg_write(o.svg, out, &plot);
+        bench_out_print(out, o.b.json);
+    if (ok && o.b.svg)
+        ok = svg_write(o.b.svg, out, &plot);
     free(out);
     return ok ? 0 : 1;
 }
