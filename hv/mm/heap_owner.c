@@ -95,23 +95,39 @@ static struct heap_owner *known(struct heap *h, uint32_t owner)
     return owner == OWNER_NONE || owner == HEAP_OWNER_GONE ? NULL : heap_owner_find(h, owner);
 }
 
-uint64_t heap_owner_end(struct heap *h, uint32_t owner)
+/*
+ * Alone with the heap: owner lock and all slots held, the owner's credit gathered, so that the
+ * numbers are exact. NULL: not begun; also then to be left again.
+ */
+static struct heap_owner *alone_enter(struct heap *h, uint32_t owner)
 {
     struct heap_owner *o;
-    int64_t held = 0;
 
     mm_lock_take(&h->owner_lock, h->env);
     o = known(h, owner);
+    heap_lock_all(h);
+    heap_credit_gather(h, owner);
+    return o;
+}
+
+static void alone_leave(struct heap *h)
+{
+    heap_unlock_all(h);
+    mm_lock_drop(&h->owner_lock);
+}
+
+uint64_t heap_owner_end(struct heap *h, uint32_t owner)
+{
+    struct heap_owner *o = alone_enter(h, owner);
+    int64_t held = 0;
+
     if (o) {
-        heap_lock_all(h);
-        heap_credit_gather(h, owner);
         drop_claim(h, o);
         held = atomic_load_explicit(&o->used, memory_order_relaxed);
         atomic_store_explicit(&o->key, HEAP_OWNER_GONE, memory_order_release);
         owner_sweep(h, (uint32_t)(o - h->owners));
-        heap_unlock_all(h);
     }
-    mm_lock_drop(&h->owner_lock);
+    alone_leave(h);
     return held > 0 ? (uint64_t)held : 0;
 }
 
@@ -139,15 +155,10 @@ static enum mf_status check_claim(const struct heap *h, const struct heap_owner 
 enum mf_status heap_claim(struct heap *h, uint32_t owner, uint64_t frames,
                           struct heap_shortage *why)
 {
+    struct heap_owner *o = alone_enter(h, owner);
     struct heap_shortage w;
-    struct heap_owner *o;
-    enum mf_status st;
+    enum mf_status st = check_claim(h, o, frames, &w);
 
-    mm_lock_take(&h->owner_lock, h->env);
-    o = known(h, owner);
-    heap_lock_all(h);
-    heap_credit_gather(h, owner);
-    st = check_claim(h, o, frames, &w);
     if (st == MF_OK) {
         atomic_fetch_sub(&h->avail, (int64_t)frames);
         atomic_fetch_add(&h->claimed, (int64_t)frames);
@@ -155,41 +166,24 @@ enum mf_status heap_claim(struct heap *h, uint32_t owner, uint64_t frames,
     } else if (why) {
         *why = w;
     }
-    heap_unlock_all(h);
-    mm_lock_drop(&h->owner_lock);
+    alone_leave(h);
     return st;
 }
 
 uint64_t heap_claim_release(struct heap *h, uint32_t owner)
 {
-    struct heap_owner *o;
-    int64_t n = 0;
+    struct heap_owner *o = alone_enter(h, owner);
+    int64_t n = o ? drop_claim(h, o) : 0;
 
-    mm_lock_take(&h->owner_lock, h->env);
-    o = known(h, owner);
-    if (o) {
-        heap_lock_all(h);
-        heap_credit_gather(h, owner);
-        n = drop_claim(h, o);
-        heap_unlock_all(h);
-    }
-    mm_lock_drop(&h->owner_lock);
+    alone_leave(h);
     return (uint64_t)n;
 }
 
 uint64_t heap_claim_left(struct heap *h, uint32_t owner)
 {
-    struct heap_owner *o;
-    int64_t n = 0;
+    struct heap_owner *o = alone_enter(h, owner);
+    int64_t n = o ? atomic_load(&o->claim) : 0;
 
-    mm_lock_take(&h->owner_lock, h->env);
-    o = known(h, owner);
-    if (o) {
-        heap_lock_all(h);
-        heap_credit_gather(h, owner);
-        n = atomic_load(&o->claim);
-        heap_unlock_all(h);
-    }
-    mm_lock_drop(&h->owner_lock);
+    alone_leave(h);
     return (uint64_t)n;
 }
