@@ -200,12 +200,6 @@ void conform_area_make(struct conform_area *a, size_t bytes, enum conform_rule r
     conform_fault_is(m, a->mapped, rule, what);
 }
 
-void conform_area_gone(struct conform_area *a)
-{
-    if (mprotect(a->at, a->bytes, PROT_NONE))
-        abort();
-}
-
 void conform_area_drop(struct conform_area *a)
 {
     if (!a->at)

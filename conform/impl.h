@@ -40,7 +40,7 @@ void conform_alive(void);
 
 /*
  * `bytes` of zeroed memory, page aligned, with inaccessible pages before and behind; a fault in
- * those, or with `gone` set anywhere in it, is a breach of `rule`. `what` is a static string.
+ * those is a breach of `rule`. `what` is a static string.
  */
 struct conform_area {
     uint8_t *at;
@@ -48,8 +48,6 @@ struct conform_area {
 };
 void conform_area_make(struct conform_area *a, size_t bytes, enum conform_rule rule,
                        const char *what);
-/* From here on nobody may touch it. The address space is kept until conform_area_drop. */
-void conform_area_gone(struct conform_area *a);
 void conform_area_drop(struct conform_area *a);
 /* A structure that ends where accessible memory ends, so that reading behind it is noticed. */
 void *conform_area_tail(struct conform_area *a, size_t bytes);

@@ -165,11 +165,6 @@ unsigned stage2_roots(const struct stage2 *s2)
     return s2->roots;
 }
 
-const volatile uint64_t *stage2_root(const struct stage2 *s2, unsigned root)
-{
-    return root < s2->roots ? heap_ptr(s2->heap, s2->root[root]) : NULL;
-}
-
 struct heap *stage2_heap(const struct stage2 *s2)
 {
     return s2->heap;

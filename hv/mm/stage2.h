@@ -227,8 +227,6 @@ void stage2_set_arena(struct stage2 *s2, bool on);
 
 void stage2_get_info(struct stage2 *s2, struct s2_info *out);
 unsigned stage2_roots(const struct stage2 *s2);
-/* The table of a root, for engines that walk themselves and for tests. */
-const volatile uint64_t *stage2_root(const struct stage2 *s2, unsigned root);
 struct heap *stage2_heap(const struct stage2 *s2);
 
 #endif

@@ -84,12 +84,6 @@ enum mf_status kvm_pool_get(struct engine_vm *vm, struct kvm_shell **out);
 void kvm_pool_put(struct kvm_shell *s);
 void kvm_pool_setup(unsigned size);
 void kvm_pool_drain(void);
-/* For tests: shells that wait, made ever, taken from the pool ever. */
-struct kvm_pool_info {
-    unsigned size, ready;
-    uint64_t made, reused;
-};
-void kvm_pool_get_info(struct kvm_pool_info *out);
 
 /* ---- slots (slots.c) */
 

@@ -15,16 +15,13 @@
 
 static struct {
     pthread_mutex_t lock;
-    pthread_cond_t work, quiet;
+    pthread_cond_t work;
     /* under lock */
-    bool started, quit, busy;
+    bool started, quit;
     pthread_t thread;
     unsigned size, nr_ready, nr_used, nr_surplus;
     struct kvm_shell *ready, *used, *surplus;
-    uint64_t made, reused;
-} pool = {.lock = PTHREAD_MUTEX_INITIALIZER,
-          .work = PTHREAD_COND_INITIALIZER,
-          .quiet = PTHREAD_COND_INITIALIZER};
+} pool = {.lock = PTHREAD_MUTEX_INITIALIZER, .work = PTHREAD_COND_INITIALIZER};
 
 static void push(struct kvm_shell **list, struct kvm_shell *s)
 {
@@ -84,8 +81,6 @@ enum mf_status kvm_pool_get(struct engine_vm *vm, struct kvm_shell **out)
         }
         pthread_mutex_lock(&pool.lock);
     }
-    pool.reused += s != NULL;
-    pool.made += s == NULL;
     pthread_mutex_unlock(&pool.lock);
     kvm_shell_destroy(broken);
     if (s) {
@@ -126,13 +121,11 @@ static void work_one(void)
         s = pop(&pool.surplus);
         pool.nr_surplus--;
     }
-    pool.busy = true;
     pthread_mutex_unlock(&pool.lock);
     keep = used && kvm_shell_reset(s);
     if (!keep)
         kvm_shell_destroy(s);
     pthread_mutex_lock(&pool.lock);
-    pool.busy = false;
     /* Counted as used all the time, so that the pool does not grow beyond its size meanwhile. */
     pool.nr_used -= used;
     if (keep) {
@@ -150,7 +143,6 @@ static void *worker(void *arg)
             work_one();
             continue;
         }
-        pthread_cond_broadcast(&pool.quiet);
         pthread_cond_wait(&pool.work, &pool.lock);
     }
     pthread_mutex_unlock(&pool.lock);
@@ -198,13 +190,4 @@ void kvm_pool_drain(void)
     destroy_list(b);
     destroy_list(c);
     kvm_fresh_forget();
-}
-
-void kvm_pool_get_info(struct kvm_pool_info *out)
-{
-    pthread_mutex_lock(&pool.lock);
-    while (pool.started && (pool.busy || pool.used || pool.surplus))
-        pthread_cond_wait(&pool.quiet, &pool.lock);
-    *out = (struct kvm_pool_info){pool.size, pool.nr_ready, pool.made, pool.reused};
-    pthread_mutex_unlock(&pool.lock);
 }
